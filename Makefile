@@ -1,0 +1,48 @@
+# make install   the virtual environment, once       make check      the whole gate of a change
+# make serve     everything on this machine          make test-slow  the real model, minutes
+# make test      all quick tests                     make clean      what the tools left behind
+
+PYTHON ?= python3
+PIP_ARGS ?=
+# Options for `pointsman serve`, for example: make serve ARGS="--port 9000"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+QUICK := not gpu and not slow
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-slow check clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed; say which: make install PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_ARGS) -e ".[dev]"
+	@touch $(STAMP)
+
+serve: install
+	@exec $(BIN)/pointsman serve $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest -m "$(QUICK)"
+
+test-slow: install
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m "$(QUICK)"
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find gateway workers pipeline tiering tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The HTTP process: OpenAI routes, submit-and-stream jobs, health and metrics."""

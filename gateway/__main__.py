@@ -1,0 +1,33 @@
+"""`python -m gateway`: the gateway process, configured by POINTSMAN_GATEWAY_* and POINTSMAN_*."""
+
+from __future__ import annotations
+
+import sys
+
+from pydantic import ValidationError
+
+from gateway.app import create_app
+from gateway.auth import KeysFileBroken
+from gateway.server import make_server
+from gateway.settings import load_gateway_settings
+from pipeline.errors import UnknownSettings
+from pipeline.intake.errors import ModelFilesUnusable
+from pipeline.logs import configure_logs
+from pipeline.settings import load_pipeline_settings
+
+
+def main() -> int:
+    """Run until a signal; 0 after a drained stop, 2 for settings or files that make no sense."""
+    try:
+        gateway, pipeline = load_gateway_settings(), load_pipeline_settings()
+        configure_logs(pipeline.log_level, pipeline.log_format)
+        app = create_app(gateway, pipeline)
+    except (UnknownSettings, ValidationError, ModelFilesUnusable, KeysFileBroken, OSError) as error:
+        sys.stderr.write(f"gateway: {error}\n")
+        return 2
+    make_server(app, gateway).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The gateway's own numbers. Labels come from closed sets, never from clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
+
+Event = tuple[int, TokensArrived | StreamEnded]
+_TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOTAL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PREFIX = "pointsman_gateway_"
+
+
+class GatewayMetrics:
+    """Counters of one gateway process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.http_requests = Counter(
+            f"{_PREFIX}http_requests",
+            "Answers by route and class of status",
+            ("route", "status"),
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            f"{_PREFIX}requests_waiting", "Generations without a first token", registry=registry
+        )
+        self.running = Gauge(
+            f"{_PREFIX}requests_running", "Generations between tokens", registry=registry
+        )
+        self.abandoned = Counter(
+            f"{_PREFIX}requests_abandoned",
+            "Generations given up: client left, failed, drained",
+            registry=registry,
+        )
+        self.time_to_first_token = Histogram(
+            f"{_PREFIX}time_to_first_token_seconds",
+            "From the end of submission to the first token",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            f"{_PREFIX}request_duration_seconds",
+            "From the end of submission to the last token",
+            buckets=_TOTAL_BUCKETS_S,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            f"{_PREFIX}tokens",
+            "Tokens of ended requests: prompt, cached of these, completion",
+            ("kind",),
+            registry=registry,
+        )
+        self.ignored_fields = Counter(
+            f"{_PREFIX}ignored_fields", "Body fields passed over", ("field",), registry=registry
+        )
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def count_ignored(self, fields: Sequence[str]) -> None:
+        """Count body fields that were passed over."""
+        for field in fields:
+            self.ignored_fields.labels(field).inc()
+
+    async def metered(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        """The same events, observed; gauges are back at rest when this is closed, however it ends."""
+        start_s = time.monotonic()
+        gauge = self.waiting
+        gauge.inc()
+        has_ended = False
+        try:
+            async with aclosing(events):
+                async for index, event in events:
+                    if gauge is self.waiting and isinstance(event, TokensArrived):
+                        self.time_to_first_token.observe(time.monotonic() - start_s)
+                        gauge.dec()
+                        gauge = self.running
+                        gauge.inc()
+                    elif isinstance(event, StreamEnded):
+                        has_ended = True
+                        self._count_tokens(event.usage)
+                    yield index, event
+        finally:
+            gauge.dec()
+            if has_ended:
+                self.duration.observe(time.monotonic() - start_s)
+
+    def _count_tokens(self, usage: RequestUsage) -> None:
+        self.tokens.labels("prompt").inc(usage.prompt_tokens)
+        self.tokens.labels("cached").inc(usage.cached_tokens)
+        self.tokens.labels("completion").inc(usage.completion_tokens)

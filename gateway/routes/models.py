@@ -1,0 +1,49 @@
+"""GET /v1/models and one of them.
+
+`/v1/models/` (nothing after the slash) and `//v1/models` are 404, as any unknown path. Names may hold
+slashes, plain or as %2F.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from gateway.http_errors import NotFound
+from gateway.services import Services
+from pipeline.intake.errors import UnknownModel
+
+
+def model_routes(services: Services) -> APIRouter:
+    """Both model routes."""
+    router = APIRouter()
+    model: dict[str, Any] = {
+        "id": services.intake.model,
+        "object": "model",
+        "created": services.started_s,
+        "owned_by": "pointsman",
+        "max_model_len": services.intake.vocabulary.max_context,
+    }
+
+    @router.api_route("/v1/models", methods=["GET", "HEAD"])
+    async def list_models(request: Request) -> Response:
+        services.caller(request)
+        return _json({"object": "list", "data": [model]})
+
+    @router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
+    async def retrieve_model(name: str, request: Request) -> Response:
+        services.caller(request)
+        if not name:
+            raise NotFound
+        if name != model["id"]:
+            raise UnknownModel(name)
+        return _json(model)
+
+    return router
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,54 @@
+"""Probes and metrics, for machines; no key needed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from gateway.services import Services
+from pipeline.errors import StoreUnavailable
+
+READY_LIMIT_S = 0.15
+_GET = ["GET", "HEAD"]
+
+
+def ops_routes(services: Services) -> APIRouter:
+    """`/livez`, `/healthz`, `/health`: this process answers. `/readyz`: a request would be served."""
+    router = APIRouter()
+
+    async def alive() -> Response:
+        return Response(b'{"status":"alive"}', media_type="application/json")
+
+    for path in ("/livez", "/healthz", "/health"):
+        router.add_api_route(path, alive, methods=_GET)
+
+    @router.api_route("/readyz", methods=_GET)
+    async def ready() -> Response:
+        reasons = await _reasons_against(services)
+        body = {"status": "unready" if reasons else "ready", "reasons": reasons}
+        status = 503 if reasons else 200
+        return Response(orjson.dumps(body), status, media_type="application/json")
+
+    @router.api_route("/metrics", methods=_GET)
+    async def metrics() -> Response:
+        return Response(services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _reasons_against(services: Services) -> list[str]:
+    """Why a request that comes now would not be served; empty when it would."""
+    if services.drain.is_draining:
+        return ["this gateway is shutting down"]
+    try:
+        async with asyncio.timeout(READY_LIMIT_S):
+            fleet = await services.client.fleet()
+    except (StoreUnavailable, TimeoutError):
+        return ["Redis does not answer"]
+    if not fleet.ready:
+        return [f"workers that can serve: prefill {fleet.num_prefill}, decode {fleet.num_decode}"]
+    return []

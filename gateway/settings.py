@@ -1,0 +1,40 @@
+"""Settings of the gateway process, read at its root and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pipeline.settings import refuse_unknown_names
+
+MIB = 1 << 20
+
+
+class GatewaySettings(BaseSettings):
+    """Environment variables are the field names in capitals after `POINTSMAN_GATEWAY_`."""
+
+    model_config = SettingsConfigDict(env_prefix="POINTSMAN_GATEWAY_", frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, lt=65536, description="0 takes a free one")
+    max_body_bytes: int = Field(default=20 * MIB, ge=1024)
+    drain_s: float = Field(default=30.0, ge=0, description="time for running streams at a stop")
+    keys_file: Path | None = Field(default=None, description="lines `tenant sha256hex(key)`")
+    cancel_on_disconnect: bool = Field(default=True, description="on the OpenAI routes")
+    encode_threads: int = Field(default=2, ge=1, le=64, description="for templates and tokenizers")
+    write_timeout_s: float = Field(default=60.0, gt=0, description="a client that takes no byte")
+    keep_alive_s: int = Field(default=75, ge=1, description="idle connections")
+
+
+def load_gateway_settings() -> GatewaySettings:
+    """The settings of this process's environment.
+
+    Raises:
+        UnknownSettings: a misspelt name.
+        pydantic.ValidationError: a value that makes no sense.
+    """
+    refuse_unknown_names(GatewaySettings, os.environ)
+    return GatewaySettings()

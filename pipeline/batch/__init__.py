@@ -1,0 +1,1 @@
+"""Offline batches: OpenAI's batch line format in, one result line per request out."""

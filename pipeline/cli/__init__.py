@@ -1,0 +1,1 @@
+"""The `pointsman` command: starts the processes, looks after them, and runs batches."""

@@ -1,0 +1,177 @@
+"""`pointsman serve`: everything on one machine, stage by stage, looked after until it is told to end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import redis
+
+from pipeline.cli.data_directory import DataDirectory, kept_secret
+from pipeline.cli.deployment import CLIENT_ONLY_NAMES, Deployment, refresh_flower
+from pipeline.cli.embedded_redis import EmbeddedRedis
+from pipeline.cli.errors import CommandRefused, PortTaken, RedisUnreachable, StopRequested
+from pipeline.cli.flower import FLOWER_USER
+from pipeline.cli.model_store import ModelPlan, convert, plan_model
+from pipeline.cli.redis_binary import REQUIRED_MAJOR, find_redis_binary
+from pipeline.cli.screen import Screen
+from pipeline.cli.serve_options import ServeOptions
+from pipeline.cli.signal_inbox import SignalInbox
+from pipeline.cli.supervisor import Supervisor
+from pipeline.cli.welcome import welcome_text
+from pipeline.errors import UnknownSettings
+from pipeline.settings import ROOM_PREFIXES, PipelineSettings, refuse_unknown_names
+
+START_LIMIT_S = 60.0
+# Loading and warming a large model takes its time; a death is noticed at once all the same.
+WORKER_START_LIMIT_S = 600.0
+
+
+def serve(options: ServeOptions, data_dir: DataDirectory, screen: Screen) -> None:
+    """Start, watch and end the parts; returns when a signal has ended it.
+
+    Raises:
+        CommandRefused: something stood in the way; what was started has been ended again.
+    """
+    _refuse_nonsense(options)
+    data_dir.create()
+    with ExitStack() as stack:
+        notice = "the parts of a pointsman serve that was killed are still ending; waiting for them"
+        lock_fd = stack.enter_context(data_dir.locked(on_wait=lambda: screen.say(notice)))
+        _require_free_ports(options)
+        plan = plan_model(options.model, options.engine, data_dir.models)
+        sockets = stack.enter_context(data_dir.socket_directory())
+        inbox = stack.enter_context(SignalInbox())
+        supervisor = Supervisor(data_dir, screen, inbox, lock_fd)
+        stack.callback(screen.settle)
+        stack.callback(supervisor.stop)
+        try:
+            deployment = _start(options, data_dir, screen, supervisor, (plan, sockets))
+            screen.settle()
+            screen.console.print(welcome_text(deployment), soft_wrap=True, highlight=False)
+            supervisor.watch()
+        except StopRequested:
+            screen.settle()
+        except CommandRefused:
+            screen.settle()
+            raise
+        screen.say("stopping: the gateway finishes its streams first (Ctrl-C again to hurry)")
+
+
+def _start(
+    options: ServeOptions,
+    data_dir: DataDirectory,
+    screen: Screen,
+    supervisor: Supervisor,
+    found: tuple[ModelPlan, Path],
+) -> Deployment:
+    plan, sockets = found
+    server = EmbeddedRedis(data_dir.redis) if options.redis_url is None else None
+    deployment = Deployment(
+        options=options,
+        data_dir=data_dir,
+        redis_url=server.url if server is not None else (options.redis_url or ""),
+        kvd_socket=sockets / "kvd.sock",
+        model=str(plan.path) if plan.path is not None else None,
+        model_name=plan.name,
+        flower_auth=kept_secret(data_dir.flower_auth, FLOWER_USER),
+    )
+    if server is not None:
+        server.prepare()
+        supervisor.start([deployment.redis(server)], START_LIMIT_S)
+    else:
+        check_redis(deployment.redis_url)
+        screen.say("redis: the given one answers")
+    _convert(plan, screen, supervisor)
+    supervisor.start([deployment.kvd()], START_LIMIT_S)
+    supervisor.start(deployment.workers(), WORKER_START_LIMIT_S)
+    supervisor.start([deployment.gateway()], START_LIMIT_S)
+    if options.flower_port is not None:
+        supervisor.start([deployment.flower()], START_LIMIT_S)
+        refresh_flower(deployment)
+    return deployment
+
+
+def _convert(plan: ModelPlan, screen: Screen, supervisor: Supervisor) -> None:
+    if plan.convert_from is None:
+        return
+
+    def show(text: str, percent: float) -> None:
+        screen.update("model", text, percent)
+        supervisor.pause(0.0)
+
+    screen.begin("model", f"{plan.name}, converted once")
+    convert(plan, show)
+    screen.end("model", "ready")
+
+
+def check_redis(url: str) -> None:
+    """Make sure that the server at the URL answers and is new enough.
+
+    Raises:
+        RedisUnreachable: it does not, or is not; the message carries no password.
+    """
+    where = url.rpartition("@")[2].removeprefix("redis://")
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+        try:
+            version = str(client.info("server").get("redis_version", "0"))
+        finally:
+            client.close()
+    except (redis.RedisError, ValueError, OSError) as error:
+        raise RedisUnreachable(where, str(error)) from error
+    if int(version.split(".", maxsplit=1)[0]) < REQUIRED_MAJOR:
+        raise RedisUnreachable(where, f"version {version}; {REQUIRED_MAJOR} or later is needed")
+
+
+def _refuse_nonsense(options: ServeOptions) -> None:
+    try:
+        refuse_unknown_names(
+            PipelineSettings, os.environ, other_prefixes=(*ROOM_PREFIXES, *CLIENT_ONLY_NAMES)
+        )
+    except UnknownSettings as error:
+        raise CommandRefused(str(error)) from error
+    if options.redis_url is None:
+        find_redis_binary()
+    if options.keys_file is not None and not options.keys_file.is_file():
+        raise CommandRefused(f"--keys-file {options.keys_file}: no such file")
+
+
+def _require_free_ports(options: ServeOptions) -> None:
+    require_free_port(options.host, options.port, "--port")
+    if options.flower_port is not None:
+        require_free_port("127.0.0.1", options.flower_port, "--flower-port (or --no-flower)")
+
+
+def require_free_port(host: str, port: int, option: str) -> None:
+    """Make sure that we could listen there.
+
+    Raises:
+        PortTaken: somebody else does.
+        CommandRefused: the address is not one of this machine's.
+    """
+    try:
+        with _bound(host, port):
+            return
+    except socket.gaierror as error:
+        raise CommandRefused(f"--host {host}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(host, port, option) from error
+        raise CommandRefused(f"--host {host}: {error.strerror}") from error
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[None]:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+        yield

@@ -1,0 +1,77 @@
+"""Token ids to text as it comes: whole characters only, and never a piece of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from pipeline.intake.vocabulary import Vocabulary
+
+
+class Detokenizer:
+    """One answer's text.
+
+    `feed` returns the text that a token lets go. A character that is cut between tokens is held until
+    it is whole (or proven bad: then U+FFFD), and text that could be the start of a stop string until
+    it is not. A stop string and what follows it never come out.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = ()) -> None:
+        self._vocabulary = vocabulary
+        self._stop = tuple(text for text in stop if text)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._has_begun = False
+        self.is_stopped = False
+
+    def feed(self, token_id: int) -> str:
+        """Text released by the next token, often all of its own; "" while something is held."""
+        if self.is_stopped or self._vocabulary.is_special(token_id):
+            return ""
+        if self._has_begun:
+            data = self._vocabulary.token_bytes(token_id)
+        else:
+            data = self._vocabulary.first_token_bytes(token_id)
+            self._has_begun = True
+        return self._release(self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """What is still held, at the end; a character that was never completed is U+FFFD."""
+        if self.is_stopped:
+            return ""
+        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        return text
+
+    def _release(self, text: str) -> str:
+        if not self._stop:
+            return text
+        text = self._held + text
+        starts = [start for start in (text.find(stop) for stop in self._stop) if start >= 0]
+        if starts:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(starts)]
+        num_held = max(_num_could_begin(text, stop) for stop in self._stop)
+        split = len(text) - num_held
+        self._held = text[split:]
+        return text[:split]
+
+
+class StopMatcher:
+    """Tells the worker, token by token, when a stop string is complete in the output."""
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(vocabulary, stop)
+
+    def feed(self, token_id: int) -> bool:
+        """True from the token on that completes a stop string."""
+        self._detokenizer.feed(token_id)
+        return self._detokenizer.is_stopped
+
+
+def _num_could_begin(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper start of `stop`."""
+    for num_chars in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:num_chars]):
+            return num_chars
+    return 0

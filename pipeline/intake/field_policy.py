@@ -1,0 +1,161 @@
+"""Which fields of a body are supported, passed over with a warning, or refused, by name.
+
+The table of OpenAI's fields and the vendor fields that load tools and vLLM's users send. null is
+absent everywhere. An unknown field is refused: it may change the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.intake.errors import InvalidField, UnsupportedField
+
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
+_IGNORED_BY_BOTH = frozenset(
+    {
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    }
+)
+# Refused, unless they hold one of these values, which change nothing.
+_NEUTRAL_IN_BOTH: dict[str, tuple[object, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "echo": (False,),
+    "store": (False,),
+    "cache_salt": (),
+    "lora": (),
+    "kv_transfer_params": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPolicy:
+    """What becomes of each field of one route's body."""
+
+    supported: frozenset[str]
+    ignored: frozenset[str]
+    neutral: Mapping[str, tuple[object, ...]]
+
+    def screen(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The supported fields that are set, and the names of those passed over.
+
+        Raises:
+            UnsupportedField: a field would change the answer.
+            InvalidField: a field that is passed over breaks its own limits.
+        """
+        kept: dict[str, Any] = {}
+        ignored: list[str] = []
+        for name, value in body.items():
+            if value is None:
+                continue
+            if name in self.supported:
+                kept[name] = value
+            elif name in self.ignored:
+                _check_ignored(name, value)
+                ignored.append(name)
+            elif not self._is_neutral(name, value, body):
+                raise UnsupportedField(name)
+        return kept, tuple(ignored)
+
+    def _is_neutral(self, name: str, value: object, body: Mapping[str, Any]) -> bool:
+        if name == "best_of":
+            num_choices = body.get("n")  # null is absent
+            return _is_same(value, 1 if num_choices is None else num_choices)
+        if name == "min_tokens" and body.get("ignore_eos") is True:
+            return True  # an answer that ignores its end has max_tokens tokens
+        return any(_is_same(value, neutral) for neutral in self.neutral.get(name, ()))
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """Equality that keeps booleans and numbers apart."""
+    return value == neutral and isinstance(value, bool) is isinstance(neutral, bool)
+
+
+def _check_ignored(name: str, value: object) -> None:
+    if name in ("user", "safety_identifier", "prompt_cache_key") and not isinstance(value, str):
+        raise InvalidField(name, f"{name} must be a string.")
+    if name == "metadata":
+        _check_metadata(value)
+    if name == "service_tier" and value not in ("auto", "default", "flex"):
+        raise InvalidField(name, "service_tier must be auto, default or flex.")
+
+
+def _check_metadata(value: object) -> None:
+    if not isinstance(value, dict) or len(value) > MAX_METADATA_PAIRS:
+        raise InvalidField("metadata", f"metadata must be at most {MAX_METADATA_PAIRS} pairs.")
+    for key, text in value.items():
+        if not isinstance(text, str):
+            raise InvalidField("metadata", "metadata values must be strings.")
+        if len(key) > MAX_METADATA_KEY_CHARS or len(text) > MAX_METADATA_VALUE_CHARS:
+            raise InvalidField("metadata", "a metadata key or value is too long.")
+
+
+_SUPPORTED_BY_BOTH = frozenset(
+    {
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "stream",
+        "stream_options",
+        "n",
+        "logprobs",
+        "priority",
+    }
+)
+
+COMPLETION_FIELDS = FieldPolicy(
+    supported=_SUPPORTED_BY_BOTH | {"prompt"},
+    ignored=_IGNORED_BY_BOTH,
+    neutral={**_NEUTRAL_IN_BOTH, "suffix": ("",), "prompt_embeds": ()},
+)
+
+CHAT_FIELDS = FieldPolicy(
+    supported=_SUPPORTED_BY_BOTH | {"messages", "max_completion_tokens", "top_logprobs"},
+    ignored=_IGNORED_BY_BOTH
+    | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"},
+    neutral={
+        **_NEUTRAL_IN_BOTH,
+        "response_format": ({"type": "text"},),
+        "tools": ([],),
+        "tool_choice": ("none",),
+        "functions": ([],),
+        "function_call": ("none",),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "moderation": (),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+    },
+)

@@ -1,0 +1,192 @@
+"""Answers in OpenAI's shapes: whole ones and chunks, as plain dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.intake.answer_text import AnswerText, TextPiece
+from pipeline.intake.build import AnswerKind, Generation
+from pipeline.intake.errors import refusal_of
+from pipeline.intake.logprob_format import chat_logprobs, completion_logprobs
+from pipeline.intake.vocabulary import Vocabulary
+from pipeline.protocol.failure import Ending, FinishReason
+from pipeline.protocol.sampling import SamplingParams
+from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
+from pipeline.protocol.tokens import TokenRecord
+
+_OBJECTS = {
+    AnswerKind.CHAT: ("chat.completion", "chat.completion.chunk"),
+    AnswerKind.COMPLETION: ("text_completion", "text_completion"),
+}
+
+
+@dataclass(slots=True)
+class ChoiceOutcome:
+    """All that one choice came to."""
+
+    text: str = ""
+    tokens: list[TokenRecord] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    ending: Ending | None = None
+    usage: RequestUsage | None = None
+
+
+class ChoiceCollector:
+    """Gathers the events of one request into an outcome."""
+
+    def __init__(self, sampling: SamplingParams, vocabulary: Vocabulary) -> None:
+        self._text = AnswerText(vocabulary, sampling)
+        self.outcome = ChoiceOutcome()
+
+    def feed(self, event: TokensArrived | StreamEnded) -> None:
+        """Take the next event of the request's stream."""
+        if isinstance(event, TokensArrived):
+            for record in event.records:
+                self._take(self._text.feed(record))
+            return
+        self._take(self._text.finish())
+        self.outcome.ending = event.ending
+        self.outcome.usage = event.usage
+
+    def _take(self, piece: TextPiece | None) -> None:
+        if piece is not None:
+            self.outcome.text += piece.text
+            self.outcome.tokens += piece.tokens
+            self.outcome.offsets += piece.offsets
+
+
+class AnswerShape:
+    """Writes the answer of one chat or completions generation."""
+
+    def __init__(self, generation: Generation, vocabulary: Vocabulary) -> None:
+        self._generation = generation
+        self._vocabulary = vocabulary
+        self._is_chat = generation.kind is AnswerKind.CHAT
+        self._whole_object, self._chunk_object = _OBJECTS[generation.kind]
+        self._has_logprobs = generation.requests[0].sampling.num_logprobs is not None
+
+    def whole(self, outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
+        """The answer when every choice has ended.
+
+        Raises:
+            RequestFailed, RequestCancelled: a choice did not end normally.
+        """
+        choices = []
+        for index, outcome in enumerate(outcomes):
+            piece = TextPiece(outcome.text, tuple(outcome.tokens), tuple(outcome.offsets))
+            if self._is_chat:
+                message = {"role": "assistant", "content": outcome.text, "refusal": None}
+                choice: dict[str, Any] = {"index": index, "message": message}
+            else:
+                choice = {"index": index, "text": outcome.text}
+            choice["logprobs"] = self._logprobs(piece)
+            choice["finish_reason"] = finish_reason(outcome.ending)
+            choices.append(choice)
+        answer = self._frame(self._whole_object, choices)
+        answer["usage"] = self.usage([outcome.usage for outcome in outcomes])
+        return answer
+
+    def role_chunk(self, index: int) -> dict[str, Any] | None:
+        """What opens a choice: the role in a chat, nothing in completions."""
+        if not self._is_chat:
+            return None
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+
+    def text_chunk(self, index: int, piece: TextPiece) -> dict[str, Any]:
+        """One piece of a choice's text."""
+        delta = {"content": piece.text} if self._is_chat else piece.text
+        return self._chunk(index, delta, self._logprobs(piece), None)
+
+    def finish_chunk(
+        self, index: int, ending: Ending | None, piece: TextPiece | None
+    ) -> dict[str, Any]:
+        """The last chunk of a choice, with the text that was held to the end.
+
+        Raises:
+            RequestFailed, RequestCancelled: the choice did not end normally.
+        """
+        if self._is_chat:
+            delta: dict[str, str] | str = {} if piece is None else {"content": piece.text}
+        else:
+            delta = "" if piece is None else piece.text
+        logprobs = None if piece is None else self._logprobs(piece)
+        return self._chunk(index, delta, logprobs, finish_reason(ending))
+
+    def usage_chunk(self, usages: Sequence[RequestUsage | None]) -> dict[str, Any]:
+        """The chunk of `include_usage`: no choices."""
+        return {**self._frame(self._chunk_object, []), "usage": self.usage(usages)}
+
+    def usage(self, usages: Sequence[RequestUsage | None]) -> dict[str, Any]:
+        """Token counts of all choices; each prompt counts once, cached as its first choice saw it."""
+        known = [usage or RequestUsage(0, 0, 0) for usage in usages]
+        firsts = known[:: self._generation.choices_per_prompt]
+        return usage_object(
+            RequestUsage(
+                prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
+                completion_tokens=sum(usage.completion_tokens for usage in known),
+                cached_tokens=sum(usage.cached_tokens for usage in firsts),
+            )
+        )
+
+    def _logprobs(self, piece: TextPiece) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        if self._is_chat:
+            return chat_logprobs(piece.tokens, self._vocabulary)
+        return completion_logprobs(piece.tokens, piece.offsets, self._vocabulary)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, str] | str,
+        logprobs: dict[str, Any] | None,
+        reason: str | None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta" if self._is_chat else "text": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        chunk = self._frame(self._chunk_object, [choice])
+        if self._generation.includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        frame = {
+            "id": self._generation.answer_id,
+            "object": kind,
+            "created": self._generation.created_s,
+            "model": self._generation.model,
+            "choices": choices,
+        }
+        if self._generation.service_tier is not None:
+            frame["service_tier"] = self._generation.service_tier
+        return frame
+
+
+def usage_object(usage: RequestUsage) -> dict[str, Any]:
+    """OpenAI's usage of one request."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def finish_reason(ending: Ending | None) -> str:
+    """`stop` or `length`.
+
+    Raises:
+        RequestFailed, RequestCancelled: the request did not end normally.
+    """
+    ending = ending or Ending(reason=FinishReason.STOP)
+    refused = refusal_of(ending)
+    if refused is not None:
+        raise refused
+    return str(ending.reason)

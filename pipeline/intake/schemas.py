@@ -1,0 +1,180 @@
+"""Request bodies as OpenAI types them, checked without coercion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from pipeline.intake.errors import InvalidField, UnsupportedField, clip
+from pipeline.intake.field_policy import CHAT_FIELDS, COMPLETION_FIELDS
+from pipeline.intake.field_types import (
+    Number,
+    PriorityStep,
+    Prompts,
+    StopStrings,
+    TokenIds,
+    Whole,
+    join_text_parts,
+    refusal,
+)
+from pipeline.protocol.request import Priority
+from pipeline.protocol.sampling import MAX_TOP_LOGPROBS
+
+MAX_CHOICES = 8
+MAX_COMPLETION_LOGPROBS = 5
+_INT64 = 2**63
+_MESSAGE_FIELDS_WITHOUT_EFFECT = ("annotations", "reasoning_content", "refusal")
+
+
+Strict = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class StreamOptions(BaseModel):
+    """`include_obfuscation` and `continuous_usage_stats` are accepted and change nothing."""
+
+    model_config = Strict
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(BaseModel):
+    """What both routes share. Fields that are None were absent."""
+
+    model_config = Strict
+
+    model: Annotated[str, Field(min_length=1)]
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] = 0
+    seed: Annotated[Whole, Field(ge=-_INT64, lt=_INT64)] | None = None
+    stop: StopStrings = ()
+    stop_token_ids: TokenIds = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
+    priority: PriorityStep = Priority.NORMAL
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise refusal("stream_options", "needs stream to be true")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        """True when a stream shall end with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions. `prompt` [] with one empty text stands for null."""
+
+    prompt: Prompts
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+
+
+class MessageBody(BaseModel):
+    """One message; `content` is text or None after validation, `developer` is `system`."""
+
+    model_config = Strict
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("message", "must be an object")
+        if value.get("role") == "developer":
+            value = {**value, "role": "system"}
+        if isinstance(value.get("content"), list):
+            value = {**value, "content": join_text_parts(value["content"])}
+        return {
+            key: item
+            for key, item in value.items()
+            if item is not None and key not in _MESSAGE_FIELDS_WITHOUT_EFFECT
+        }
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise refusal("content", "is missing")
+        return self
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refusal("top_logprobs", "needs logprobs to be true")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise refusal("max_tokens", "differs from max_completion_tokens")
+        return self
+
+
+def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionBody, tuple[str, ...]]:
+    """A completions body and the names of fields that were passed over.
+
+    Raises:
+        InvalidField, UnsupportedField: see the field named.
+    """
+    fields, ignored = COMPLETION_FIELDS.screen(body)
+    if "prompt" not in fields and "prompt" in body:
+        fields["prompt"] = ""
+    return _validate(CompletionBody, fields), ignored
+
+
+def parse_chat(body: Mapping[str, Any]) -> tuple[ChatBody, tuple[str, ...]]:
+    """A chat body and the names of fields that were passed over.
+
+    Raises:
+        InvalidField, UnsupportedField: see the field named.
+    """
+    fields, ignored = CHAT_FIELDS.screen(body)
+    return _validate(ChatBody, fields), ignored
+
+
+_Body = TypeVar("_Body", bound=GenerationBody)
+
+
+def _validate(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[0]
+    raise _refused(details)
+
+
+def _refused(details: ErrorDetails) -> InvalidField | UnsupportedField:
+    """The first thing that is wrong, with its place and without the client's input."""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
+    param = details.get("ctx", {}).get("param")
+    place = ".".join(part for part in (place.lstrip("."), param) if part)
+    if details["type"] in ("unsupported", "extra_forbidden"):
+        return UnsupportedField(place)
+    return InvalidField(place, f"{clip(place)} {_as_clause(details['msg'])}.")
+
+
+def _as_clause(message: str) -> str:
+    words = message.replace("Field required", "is required")
+    return re.sub(r"^(Input|String|List) should", "should", words)

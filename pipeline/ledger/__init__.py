@@ -1,0 +1,1 @@
+"""The ledger: which requests exist, who owns them, what they produced. Redis holds it."""

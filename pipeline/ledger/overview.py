@@ -1,0 +1,131 @@
+"""What upkeep and metrics read of the whole ledger. Synchronous; raises `StoreUnavailable`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from pipeline.ledger.keys import (
+    DEADLINES,
+    LEADER,
+    QUEUES,
+    WORKERS,
+    frontier_key,
+    lease_key,
+    request_key,
+    running_key,
+    waiting_key,
+)
+from pipeline.ledger.store import store_errors
+from pipeline.protocol.request import Priority
+
+# kombu's name for the list of one priority of a queue; 0 has the bare name.
+_PRIORITY_SEPARATOR = "\x06\x16"
+
+
+def broker_lists(queue: str) -> list[str]:
+    """The Redis lists that hold a queue's messages, one per priority."""
+    return [
+        queue if priority == 0 else f"{queue}{_PRIORITY_SEPARATOR}{int(priority)}"
+        for priority in Priority
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A queued request. Times are on the store's clock, in ms."""
+
+    request_id: str
+    queued_ms: int
+    priority: int
+
+
+class LedgerOverview:
+    """Reads; the one thing it writes is who leads the upkeep."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        # redis-py types replies as "bytes or str"; this client returns bytes.
+        self._client: Any = client
+
+    def lead(self, name: str, lease_ms: int) -> bool:
+        """Become or stay the leader of upkeep; False if another process leads."""
+        with store_errors():
+            if self._client.set(LEADER, name, nx=True, px=lease_ms):
+                return True
+            if self._client.get(LEADER) != name.encode():
+                return False
+            return bool(self._client.pexpire(LEADER, lease_ms))
+
+    def resign(self, name: str) -> None:
+        """Let another process lead at once."""
+        with store_errors():
+            if self._client.get(LEADER) == name.encode():
+                self._client.delete(LEADER)
+
+    def beats(self) -> tuple[int, dict[bytes, bytes]]:
+        """(Store clock in ms, last heartbeat by worker)."""
+        with store_errors():
+            pipe = self._client.pipeline(transaction=False)
+            pipe.time()
+            pipe.hgetall(WORKERS)
+            (seconds, micros), beats = pipe.execute()
+        return int(seconds) * 1000 + int(micros) // 1000, beats
+
+    def queues(self) -> list[str]:
+        """Queues in which requests wait, or waited."""
+        with store_errors():
+            return sorted(name.decode() for name in self._client.smembers(QUEUES))
+
+    def forget_queue(self, queue: str) -> None:
+        """Stop listing an empty queue."""
+        with store_errors():
+            self._client.srem(QUEUES, queue)
+
+    def is_alive(self, worker: str) -> bool:
+        """The worker's lease has not run out."""
+        with store_errors():
+            return bool(self._client.exists(lease_key(worker)))
+
+    def owned_by(self, worker: str) -> list[str]:
+        """Requests that a worker owns."""
+        with store_errors():
+            return [item.decode() for item in self._client.smembers(running_key(worker))]
+
+    def waiting(self, queue: str, *, before_ms: int, limit: int) -> list[WaitingRequest]:
+        """The oldest requests in a queue that were put there before a time."""
+        with store_errors():
+            rows = self._client.zrangebyscore(
+                waiting_key(queue), 0, before_ms, 0, limit, withscores=True
+            )
+            pipe = self._client.pipeline(transaction=False)
+            for raw_id, _ in rows:
+                pipe.hget(request_key(raw_id.decode()), "priority")
+            priorities = pipe.execute()
+        return [
+            WaitingRequest(raw_id.decode(), int(queued_ms), int(priority or 0))
+            for (raw_id, queued_ms), priority in zip(rows, priorities, strict=True)
+        ]
+
+    def num_messages(self, queue: str) -> int:
+        """Messages of a queue in the broker."""
+        with store_errors():
+            return sum(self._client.llen(name) for name in broker_lists(queue))
+
+    def frontier_ms(self, queue: str, priority: int) -> int:
+        """When the youngest claimed request of a queue and priority had been queued."""
+        with store_errors():
+            return int(self._client.get(frontier_key(queue, priority)) or 0)
+
+    def overdue(self, now_ms: int, limit: int) -> list[tuple[str, str]]:
+        """(Request id, queue) of what is past its deadline."""
+        with store_errors():
+            ids = [
+                item.decode() for item in self._client.zrangebyscore(DEADLINES, 0, now_ms, 0, limit)
+            ]
+            pipe = self._client.pipeline(transaction=False)
+            for request_id in ids:
+                pipe.hget(request_key(request_id), "queue")
+            queues = pipe.execute()
+        return [(name, (queue or b"").decode()) for name, queue in zip(ids, queues, strict=True)]

@@ -1,0 +1,58 @@
+"""Connections to Redis with bounded waits, and one shape for its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+from pipeline.errors import StoreUnavailable
+
+SOCKET_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
+
+
+def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
+    """A client that answers or raises within `timeout_s`; it does not retry on its own.
+
+    redis-py retries by default, which hides an outage from code that has to know of it.
+    """
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        retry=None,
+        health_check_interval=0,
+    )
+
+
+def connect_async(url: str, *, max_connections: int = 32) -> redis.asyncio.Redis:
+    """The asyncio form: callers wait for one of `max_connections` instead of opening more."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=SOCKET_TIMEOUT_S,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+    )
+    # from_pool: closing the client closes the pool.
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn "Redis is away, loading, full or read-only" into `StoreUnavailable`.
+
+    A script error of ours is a bug and passes through.
+    """
+    try:
+        yield
+    except ResponseError as error:
+        if str(error).startswith(("OOM", "READONLY", "MISCONF", "LOADING", "NOREPLICAS")):
+            raise StoreUnavailable(str(error)) from error
+        raise
+    except (redis.RedisError, OSError, TimeoutError) as error:
+        raise StoreUnavailable(f"{type(error).__name__}: {error}") from error

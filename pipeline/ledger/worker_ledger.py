@@ -1,0 +1,126 @@
+"""The ledger as workers and upkeep use it: synchronous, from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint, decode_claim
+from pipeline.ledger.scripts import load_script
+from pipeline.ledger.store import store_errors
+from pipeline.protocol.failure import FailureCode
+
+
+@dataclass(frozen=True, slots=True)
+class LogWrite:
+    """Bytes for one token log. `ending` is empty while the request goes on."""
+
+    request_id: str
+    attempt: int
+    offset_bytes: int
+    data: bytes
+    ending: str
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """What a step's write came back with.
+
+    cancelled: request ids to stop. stale: (request id, attempt) pairs that no longer own their
+    request. short: request ids whose log lost its end with the store and must be sent whole.
+    """
+
+    cancelled: list[str]
+    stale: list[tuple[str, int]]
+    short: list[str]
+
+
+class WorkerLedger:
+    """Claims, writes and moves requests; every write is fenced by (worker, attempt).
+
+    All methods raise `StoreUnavailable` when Redis does not answer; each may then be repeated.
+    """
+
+    def __init__(self, client: redis.Redis, *, max_attempts: int, retention_s: int) -> None:
+        self._client = client
+        self._max_attempts = max_attempts
+        self._retention_s = retention_s
+        # redis-py types script arguments narrower than it takes them.
+        self._scripts: dict[str, Any] = {}
+
+    def _run(self, name: str, *args: object) -> Any:
+        script: Any = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._client.register_script(load_script(name))
+        with store_errors():
+            return script(keys=[], args=args)
+
+    def claim(
+        self, request_id: str, worker: str, queues: Sequence[str]
+    ) -> ClaimedRequest | ClaimRefusal:
+        """Own a queued request, or learn why not."""
+        reply = self._run("claim", request_id, worker, self._retention_s, *queues)
+        return decode_claim(request_id, reply)
+
+    def write_step(self, worker: str, writes: Sequence[LogWrite]) -> StepReply:
+        """Append to logs, publish, end requests, collect cancellations; repeatable."""
+        args: list[object] = [worker, self._retention_s, len(writes)]
+        for write in writes:
+            args += [write.request_id, write.attempt, write.offset_bytes, write.data]
+            args += [write.ending, write.num_cached]
+        cancelled, stale, short = self._run("step", *args)
+        pairs = [item.decode() for item in stale]
+        return StepReply(
+            cancelled=[item.decode() for item in cancelled],
+            stale=[(pairs[i], int(pairs[i + 1])) for i in range(0, len(pairs), 2)],
+            short=[item.decode() for item in short],
+        )
+
+    def hand_over(
+        self, request_id: str, worker: str, attempt: int, queue: str, tail: TailHint | None
+    ) -> int | None:
+        """Queue a running request for its next worker; its priority, or None if stale."""
+        hint = tail.encode() if tail is not None else ""
+        priority = int(self._run("hand_over", request_id, worker, attempt, queue, hint))
+        return priority if priority >= 0 else None
+
+    def requeue_lost(self, request_id: str, worker: str, queue: str) -> int | None:
+        """Take a request from a worker whose lease ran out; its priority if it is queued again."""
+        return self._requeue(request_id, worker, queue, "lost")
+
+    def give_back(self, request_id: str, worker: str, queue: str) -> int | None:
+        """Return a request that this worker will not finish; not counted as a lost attempt."""
+        return self._requeue(request_id, worker, queue, "returned")
+
+    def _requeue(self, request_id: str, worker: str, queue: str, why: str) -> int | None:
+        status, priority = self._run(
+            "requeue", request_id, worker, queue, why, self._max_attempts, self._retention_s
+        )
+        return int(priority) if status == b"queued" else None
+
+    def cancel(self, request_id: str) -> str | None:
+        """Cancel; the state it was in, or None if unknown."""
+        state = self._run("cancel", request_id, self._retention_s)
+        return state.decode() if state else None
+
+    def expire(self, request_id: str, code: FailureCode) -> bool:
+        """Fail a request whose deadline passed; True if it ended here."""
+        return bool(self._run("expire", request_id, str(code), self._retention_s))
+
+    def place(self, request_id: str, from_queue: str, to_queue: str) -> int | None:
+        """Move a waiting request to another queue; its priority, or None if it moved already."""
+        priority = int(self._run("place", request_id, from_queue, to_queue))
+        return priority if priority >= 0 else None
+
+    def beat(self, worker: str, lease_s: float, state_json: str) -> tuple[int, list[str]]:
+        """Renew the worker's lease and state; (store clock in ms, cancelled request ids)."""
+        now_ms, cancelled = self._run("beat", worker, int(lease_s * 1000), state_json)
+        return int(now_ms), [item.decode() for item in cancelled]
+
+    def leave(self, worker: str) -> bool:
+        """Strike a worker off the list; False while it still owns requests (its lease ends)."""
+        return bool(self._run("leave", worker))

@@ -1,0 +1,1 @@
+"""The vocabulary that all processes share: requests, sampling, tokens, failures. Pure Python."""

@@ -1,0 +1,54 @@
+"""What a follower of a request sees: tokens as they come, the ending, the state in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.protocol.failure import Ending
+from pipeline.protocol.request import RequestState
+from pipeline.protocol.sampling import SamplingParams
+from pipeline.protocol.tokens import TokenRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUsage:
+    """Token counts of one request.
+
+    `cached_tokens` of the `prompt_tokens` were not computed by prefill.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokensArrived:
+    """Output tokens `index`, `index + 1`, ... in order; at least one."""
+
+    index: int
+    records: list[TokenRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """The last event of every stream; nothing follows it."""
+
+    ending: Ending
+    usage: RequestUsage
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """A request as the ledger knows it now. `created_s` is on the store's clock (Unix time)."""
+
+    request_id: str
+    state: RequestState
+    model: str
+    tenant: str
+    sampling: SamplingParams
+    usage: RequestUsage
+    ending: Ending | None
+    node: str
+    attempt: int
+    created_s: float

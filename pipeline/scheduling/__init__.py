@@ -1,0 +1,1 @@
+"""Who is alive, who gets what: node registry and routing."""

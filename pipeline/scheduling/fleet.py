@@ -1,0 +1,135 @@
+"""The workers that are alive, as their heartbeats tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+import msgpack
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.ledger.keys import PREFILL_QUEUE, decode_queue
+
+SUSPECT_S = 3.0
+DEAD_S = 5.0
+
+
+class Role(StrEnum):
+    """What a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class WorkerState(BaseModel):
+    """One heartbeat. Counts are sequences unless the name says blocks or tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    worker: str
+    node: str
+    role: Role
+    model: str
+    namespace: str
+    queues: tuple[str, ...]
+    capacity: int
+    is_draining: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    @property
+    def can_prefill(self) -> bool:
+        """Serves the shared prefill queue."""
+        return self.role is not Role.DECODE
+
+    @property
+    def can_decode(self) -> bool:
+        """Serves its node's decode queue."""
+        return self.role is not Role.PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All workers by name, with the age of their last heartbeat in seconds."""
+
+    workers: Mapping[str, WorkerState]
+    ages_s: Mapping[str, float]
+
+    @classmethod
+    def decode(cls, beats: Mapping[bytes, bytes], now_ms: int) -> Self:
+        """Read the `workers` hash of the store at its own time."""
+        workers: dict[str, WorkerState] = {}
+        ages_s: dict[str, float] = {}
+        for name, beat in beats.items():
+            beat_ms, state_json = msgpack.unpackb(beat, raw=True)
+            workers[name.decode()] = WorkerState.model_validate_json(state_json)
+            ages_s[name.decode()] = (now_ms - beat_ms) / 1000
+        return cls(workers, ages_s)
+
+    def without(self, worker: str) -> Fleet:
+        """The fleet that is left when a worker is gone."""
+        workers = {name: state for name, state in self.workers.items() if name != worker}
+        return Fleet(workers, self.ages_s)
+
+    def usable(self) -> list[WorkerState]:
+        """Workers that may get new work: heard of lately and not on their way out."""
+        return [
+            state
+            for name, state in self.workers.items()
+            if self.ages_s[name] < SUSPECT_S and not state.is_draining
+        ]
+
+    @property
+    def num_prefill(self) -> int:
+        """Usable workers that serve the prefill queue."""
+        return sum(state.can_prefill for state in self.usable())
+
+    @property
+    def num_decode(self) -> int:
+        """Usable workers that serve a decode queue."""
+        return sum(state.can_decode for state in self.usable())
+
+    @property
+    def ready(self) -> bool:
+        """A request that comes now can be served to its end."""
+        return self.num_decode > 0
+
+    def served_queues(self) -> set[str]:
+        """Queues that a living worker consumes, a draining one included."""
+        return {
+            queue
+            for name, state in self.workers.items()
+            if self.ages_s[name] < DEAD_S
+            for queue in state.queues
+        }
+
+    def decode_nodes(self) -> dict[str, list[WorkerState]]:
+        """Usable decode workers by node."""
+        nodes: dict[str, list[WorkerState]] = {}
+        for state in self.usable():
+            if state.can_decode:
+                nodes.setdefault(state.node, []).append(state)
+        return nodes
+
+
+EMPTY_FLEET = Fleet({}, {})
+
+
+def queues_of(role: Role, node: str) -> tuple[str, ...]:
+    """The Celery queues of a worker."""
+    own = decode_queue(node)
+    return {
+        Role.PREFILL: (PREFILL_QUEUE,),
+        Role.DECODE: (own,),
+        Role.BOTH: (PREFILL_QUEUE, own),
+    }[role]

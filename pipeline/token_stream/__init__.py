@@ -1,0 +1,1 @@
+"""From the token logs to the readers: one subscription per gateway process, replay, follow."""

@@ -1,0 +1,266 @@
+"""Sections LIFE and OBS of the cases: clients that leave and come back, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.flow.rig import Rig, wait_until
+from tests.flow.talk import JobReading, Transcript, body, client, complete, stream, submit_job
+from tests.flow.wire import (
+    COMPLETIONS,
+    assert_error,
+    chat_body,
+    connect,
+    num_tokens_run,
+    post_bytes,
+    reset,
+    script,
+    write_book,
+)
+
+STEP_MS = 20
+NEIGHBOUR = [f"{number} " for number in range(400)]
+COUNTED = [f"{number} " for number in range(40)]
+BOOK = {
+    "endless": script("on ", ends=False, token_delay_ms=STEP_MS),
+    "neighbour": script(*NEIGHBOUR, token_delay_ms=STEP_MS),
+    "counted": script(*COUNTED, token_delay_ms=STEP_MS),
+    "slow-start": script("late", prefill_delay_ms=400, token_delay_ms=STEP_MS),
+}
+RETENTION_S = 2
+GAUGES = ("pointsman_gateway_requests_running", "pointsman_gateway_requests_waiting")
+
+
+@pytest.fixture(scope="module")
+def rig(make_rig: Callable[..., Rig], tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    book = write_book(tmp_path_factory.mktemp("life"), BOOK, context_tokens=4096)
+    return make_rig(engine="script", model=book, env={"POINTSMAN_RETENTION_S": str(RETENTION_S)})
+
+
+def num_unacked(rig: Rig) -> int:
+    """Messages that the broker keeps because nobody has said that they are done."""
+    count: int = rig.redis.hlen("unacked")
+    return count
+
+
+def is_idle(rig: Rig) -> bool:
+    """Gateway, ledger, broker and workers hold nothing."""
+    return (
+        all(rig.metric(name) == 0 for name in GAUGES)
+        and rig.is_at_rest()
+        and num_unacked(rig) == 0
+        and not any(rig.redis.scard(key) for key in rig.redis.scan_iter("running:*"))
+    )
+
+
+def open_stream(rig: Rig, prompt: str, **fields: Any) -> socket.socket:
+    """A connection over which a streamed completion has been asked for."""
+    connection = connect(rig)
+    connection.sendall(post_bytes(COMPLETIONS, body(prompt, stream=True, **fields)))
+    return connection
+
+
+def read_events(connection: socket.socket, count: int) -> None:
+    """Wait for so many events."""
+    data = b""
+    while data.count(b"data: {") < count:
+        part = connection.recv(65536)
+        assert part, data
+        data += part
+
+
+async def test_c067_fifty_hard_disconnects_disturb_nobody_and_leave_nothing(rig: Rig) -> None:
+    before = await asyncio.to_thread(num_tokens_run, rig)
+    neighbours = [Transcript() for _ in range(3)]
+    async with client(rig) as http:
+        running = [
+            asyncio.create_task(
+                stream(http, "[[neighbour]]", transcript, max_tokens=len(NEIGHBOUR) + 1)
+            )
+            for transcript in neighbours
+        ]
+        await asyncio.gather(*(transcript.has_chunks(1) for transcript in neighbours))
+
+        def leave_hard() -> None:
+            connection = open_stream(rig, "[[endless]]", max_tokens=2000)
+            read_events(connection, 3)
+            reset(connection)
+
+        for _ in range(10):
+            await asyncio.gather(*(asyncio.to_thread(leave_hard) for _ in range(5)))
+        left_s = time.monotonic()
+
+        # Only the neighbours run on: within a second for the gateway, a heartbeat more for workers.
+        def only_neighbours() -> bool:
+            return (
+                rig.metric(GAUGES[0]) <= len(neighbours)
+                and rig.redis.zcard("deadlines") <= len(neighbours)
+                and sum(beat["num_running"] for beat in rig.beats().values()) <= len(neighbours)
+            )
+
+        await asyncio.to_thread(wait_until, only_neighbours, 3)
+        assert time.monotonic() - left_s < 2.2
+        assert not all(transcript.is_done for transcript in neighbours), "they still run"
+        await asyncio.gather(*running)
+
+    assert [transcript.text for transcript in neighbours] == ["".join(NEIGHBOUR)] * 3
+    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+    ran = await asyncio.to_thread(num_tokens_run, rig) - before
+    num_prompt = 50 * (len("[[endless]]") + 3) + 3 * len("[[neighbour]]")
+    # Three tokens were read; the rest of a second's worth is what a cancel may cost.
+    assert ran < num_prompt + 3 * len(NEIGHBOUR) + 50 * 20
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "stream"])
+async def test_c067_a_client_that_leaves_before_the_first_token_is_forgotten(
+    rig: Rig, whole: bool
+) -> None:
+    def leave() -> None:
+        request = body("[[slow-start]]", stream=not whole, max_tokens=2000)
+        connection = connect(rig)
+        connection.sendall(post_bytes(COMPLETIONS, request))
+        wait_until(lambda: sum(rig.metric(name) for name in GAUGES) > 0, 5)
+        reset(connection)
+
+    for _ in range(3):
+        await asyncio.to_thread(leave)
+    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+
+
+async def test_c067_a_client_of_a_whole_answer_that_leaves_stops_it(rig: Rig) -> None:
+    def leave() -> None:
+        connection = connect(rig)
+        connection.sendall(post_bytes(COMPLETIONS, body("[[endless]]", max_tokens=3000)))
+        wait_until(lambda: rig.metric(GAUGES[0]) > 0, 5)
+        reset(connection)
+
+    await asyncio.to_thread(leave)
+    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+
+
+async def test_c067_all_choices_of_a_client_that_leaves_are_stopped(rig: Rig) -> None:
+    def leave() -> None:
+        connection = open_stream(rig, "[[endless]]", max_tokens=2000, n=4)
+        read_events(connection, 9)
+        reset(connection)
+
+    await asyncio.to_thread(leave)
+    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+
+
+async def test_c074_a_stream_is_resumed_while_it_runs_and_after_it_ended(rig: Rig) -> None:
+    async with client(rig) as http:
+        running = JobReading(await submit_job(http, "[[counted]]", max_tokens=60))
+        await running.read(http, stop_after=7)
+        state = (await http.get(f"/v1/jobs/{running.job_id}")).json()
+        assert state["status"] == "running"
+        assert state["finish_reason"] is None
+        await running.read(http)
+
+        unbroken = JobReading(running.job_id)
+        await unbroken.read(http)
+        ended = JobReading(running.job_id)
+        await ended.read(http, stop_after=7)
+        await ended.read(http)
+        answer = (await http.get(f"/v1/jobs/{running.job_id}")).json()
+        past = JobReading(running.job_id, last_id=max(unbroken.pieces))
+        await past.read(http)
+
+        for reading in (running, unbroken, ended):
+            assert reading.text == answer["text"] == "".join(COUNTED)
+            assert reading.end == unbroken.end
+            assert sorted(reading.pieces) == list(range(len(COUNTED) + 1))
+        assert answer["status"] == "finished"
+        assert answer["usage"]["completion_tokens"] == len(COUNTED)
+        assert not past.pieces, "the end was seen already"
+
+
+async def test_c074_both_ways_to_say_where_to_go_on_agree(rig: Rig) -> None:
+    async with client(rig) as http:
+        job_id = await submit_job(http, "[[counted]]", max_tokens=60)
+        url = f"/v1/jobs/{job_id}/stream"
+        by_header = await http.get(url, headers={"Last-Event-ID": "30"})
+        by_query = await http.get(url, params={"starting_after": "30"})
+        assert by_header.text == by_query.text
+        assert by_header.text.startswith("id: 31\ndata: {")
+        assert by_header.text.endswith("data: [DONE]\n\n")
+        for wrong in ("x", "-1", "1.5", "9" * 30, "٣"):
+            answer = await http.get(url, headers={"Last-Event-ID": wrong.encode()})
+            assert_error(answer, 400, param="Last-Event-ID")
+
+
+async def test_c074_after_the_retention_the_job_is_gone(rig: Rig) -> None:
+    async with client(rig) as http:
+        job_id = await submit_job(http, "short", max_tokens=5)
+        await JobReading(job_id).read(http)
+        ended_s = time.monotonic()
+        assert (await http.get(f"/v1/jobs/{job_id}")).status_code == 200
+
+        def is_gone() -> bool:
+            return httpx.get(f"{rig.base_url}/v1/jobs/{job_id}").status_code != 200
+
+        await asyncio.to_thread(wait_until, is_gone, RETENTION_S + 3)
+        assert time.monotonic() - ended_s > RETENTION_S - 1
+        for path in (f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/stream"):
+            assert_error(await http.get(path), 404, code="not_found")
+        assert_error(await http.delete(f"/v1/jobs/{job_id}"), 404, code="not_found")
+
+
+async def test_c153_gauges_fall_to_zero_when_a_hundred_streams_are_cut(rig: Rig) -> None:
+    def start() -> list[socket.socket]:
+        return [open_stream(rig, "[[endless]]", max_tokens=2000) for _ in range(100)]
+
+    connections = await asyncio.to_thread(start)
+    await asyncio.to_thread(wait_until, lambda: sum(rig.metric(name) for name in GAUGES) == 100, 20)
+    await asyncio.to_thread(wait_until, lambda: rig.metric(GAUGES[0]) >= 64, 20)
+    cut_s = time.monotonic()
+    for connection in connections:
+        reset(connection)
+    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 5)
+    assert time.monotonic() - cut_s < 5
+    async with client(rig) as http:
+        assert (await complete(http, "as before", max_tokens=9))["choices"][0]["text"]
+
+
+async def test_c155_metrics_do_not_grow_with_what_clients_send(rig: Rig) -> None:
+    secrets = random.Random(5)  # noqa: S311
+    words = [f"w{secrets.getrandbits(64):x}" for _ in range(500)]
+
+    async def series(http: httpx.AsyncClient) -> str:
+        return (await http.get("/metrics")).text
+
+    async with client(rig) as http:
+
+        async def strange(word: str) -> None:
+            headers = {"Authorization": f"Bearer sk-{word}", "X-Request-ID": word}
+            await http.get(f"/v1/xyz{word}", headers=headers)
+            await http.get(f"/v1/models/{word}", headers=headers)
+            await http.get(f"/v1/jobs/job-{word}", headers=headers)
+            await http.post(COMPLETIONS, json={"model": word, "prompt": word}, headers=headers)
+            fields = {"user": word, word: word, "metadata": {word: word}}
+            await http.post("/v1/chat/completions", json=chat_body(word, **fields), headers=headers)
+
+        await strange("first")
+        await complete(http, "counted too", max_tokens=2, user="u", metadata={"a": "b"})
+        before = await series(http)
+        before = await series(http)  # the look itself is counted from the second on
+        limit = asyncio.Semaphore(20)
+
+        async def one(word: str) -> None:
+            async with limit:
+                await strange(word)
+
+        await asyncio.gather(*(one(word) for word in words))
+        after = await series(http)
+
+    assert len(after.splitlines()) == len(before.splitlines()) < 200
+    assert not re.search("|".join([*words[:50], "sk-"]), after)

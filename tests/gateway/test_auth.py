@@ -1,0 +1,50 @@
+"""Keys and tenants."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gateway.auth import KeyRing, KeysFileBroken, tenant_salt
+from gateway.http_errors import KeyRefused
+
+
+def ring(**keys: str) -> KeyRing:
+    return KeyRing(
+        [(tenant, hashlib.sha256(key.encode()).digest()) for tenant, key in keys.items()]
+    )
+
+
+def test_a_key_names_its_tenant_and_no_other() -> None:
+    keys = ring(t1="sk-one", t2="sk-two")
+    assert keys.caller("Bearer sk-one").tenant == "t1"
+    assert keys.caller("bearer  sk-two").tenant == "t2"
+    with pytest.raises(KeyRefused):
+        keys.caller("Bearer sk-three")
+
+
+def test_tenants_have_different_salts() -> None:
+    keys = ring(t1="a", t2="b")
+    salts = {keys.caller(f"Bearer {key}").tenant_salt for key in "ab"}
+    assert salts == {tenant_salt("t1"), tenant_salt("t2")}
+    assert len(salts) == 2
+
+
+def test_without_keys_everybody_is_the_default_tenant() -> None:
+    assert KeyRing().caller(None) == KeyRing().caller("Bearer anything")
+
+
+def test_an_empty_ring_lets_nobody_in() -> None:
+    with pytest.raises(KeyRefused):
+        KeyRing([]).caller("Bearer ")
+
+
+@pytest.mark.parametrize("line", ["t1", "t1 abc", "t1 sk-plain-key", f"t1 {'0' * 62}", "a b c"])
+def test_a_malformed_line_of_the_keys_file_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# comment\n{line}\n")
+    with pytest.raises(KeysFileBroken, match="line 2") as caught:
+        KeyRing.load(path)
+    assert "sk-plain-key" not in str(caught.value)

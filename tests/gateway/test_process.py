@@ -1,0 +1,39 @@
+"""The gateway as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *code.split(" ", 1)],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_importing_the_app_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, gateway.app, gateway.server; "
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = run(f"-c {code}")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_misspelt_setting_is_refused_by_name() -> None:
+    done = run("-m gateway", POINTSMAN_GATEWAY_PROT="8001")
+    assert done.returncode == 2
+    assert "POINTSMAN_GATEWAY_PROT" in done.stderr
+
+
+def test_a_setting_that_makes_no_sense_is_refused_by_name() -> None:
+    done = run("-m gateway", POINTSMAN_GATEWAY_PORT="70000")
+    assert done.returncode == 2
+    assert "port" in done.stderr

@@ -1,0 +1,168 @@
+"""`pointsman serve` with all its real processes, on the digest engine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from pipeline.cli.embedded_redis import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMIT_S = 90.0
+PROMPT = "a prompt that must show nowhere"
+
+
+class Served:
+    """A running `pointsman serve` and what it has said so far."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data_dir = data_dir
+        self.port, self.flower_port = free_port(), free_port()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pipeline.cli.main", "serve", "--engine", "digest"),
+                *("--port", str(self.port), "--flower-port", str(self.flower_port)),
+                *("--data-dir", data_dir, "--kv-dram", "16MiB", "--kv-nvme", "32MiB"),
+                *("--drain-s", "10", *options),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.output or self.process.poll() is not None)
+        assert text in self.output, self.output
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def child(self, *words: str) -> psutil.Process:
+        for process in psutil.Process(self.process.pid).children():
+            if all(word in process.cmdline() for word in words):
+                return process
+        raise AssertionError(f"no child {words}")
+
+    def chat(self) -> httpx.Response:
+        body = {
+            "model": "digest",
+            "max_tokens": 8,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": PROMPT}],
+        }
+        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        return httpx.post(url, json=body, timeout=60.0, trust_env=False)
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(LIMIT_S)
+        self._reader.join()
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            self.lines.extend(iter(stream.readline, ""))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def served(data_dir: Path) -> Iterator[Served]:
+    served = Served(data_dir)
+    try:
+        yield served
+    finally:
+        served.end()
+
+
+def test_it_serves_restarts_what_dies_and_leaves_nothing(served: Served, data_dir: Path) -> None:
+    served.wait_for("Pointsman is ready.")
+    answer = served.chat()
+    assert answer.status_code == 200, answer.text
+    children = psutil.Process(served.process.pid).children(recursive=True)
+    secrets = [
+        (data_dir / "flower.auth").read_text().strip().partition(":")[2],
+        (data_dir / "redis" / "redis.conf").read_text().split('requirepass "')[1].split('"')[0],
+    ]
+    command_lines = "\n".join(" ".join(child.cmdline()) for child in children)
+
+    served.child("workers").kill()
+    served.wait_for("is ready again")
+    assert served.chat().json()["choices"] == answer.json()["choices"]
+
+    children += psutil.Process(served.process.pid).children(recursive=True)
+    assert served.end() == 0, served.output
+    assert [child for child in children if not is_gone(child)] == []
+    assert not (data_dir / "run").exists()
+    assert not (data_dir / "serve.lock").exists()
+    logs = "".join(path.read_text() for path in (data_dir / "logs").iterdir())
+    for secret in (*secrets, PROMPT):
+        assert secret not in served.output + command_lines + logs
+
+
+def test_flower_shows_both_tasks_of_a_request_and_no_prompt(served: Served, data_dir: Path) -> None:
+    served.wait_for("Pointsman is ready.")
+    served.chat()
+    user, _, password = (data_dir / "flower.auth").read_text().strip().partition(":")
+    flower = httpx.Client(
+        base_url=f"http://127.0.0.1:{served.flower_port}", auth=(user, password), trust_env=False
+    )
+
+    def ended() -> set[str]:
+        tasks = flower.get("/api/tasks").json().values()
+        return {task["name"] for task in tasks if task["state"] == "SUCCESS"}
+
+    with flower:
+        wait_until(lambda: ended() == {"pointsman.prefill", "pointsman.decode"})
+        assert PROMPT not in flower.get("/api/tasks").text
+        stranger = httpx.get(f"{flower.base_url}/api/tasks", trust_env=False)
+        assert stranger.status_code == 401
+
+
+@pytest.mark.slow
+def test_no_part_outlives_a_serve_that_was_killed_and_the_next_one_starts(data_dir: Path) -> None:
+    killed = Served(data_dir, "--no-flower")
+    killed.wait_for("Pointsman is ready.")
+    children = psutil.Process(killed.process.pid).children(recursive=True)
+    killed.process.kill()
+    killed.end()
+    following = Served(data_dir, "--no-flower", "--workers", "both=1")
+    try:
+        following.wait_for("Pointsman is ready.")
+        assert [child for child in children if not is_gone(child)] == []
+        assert following.chat().status_code == 200
+    finally:
+        assert following.end() == 0, following.output

@@ -1,0 +1,80 @@
+"""Requests go where they can be finished, to the node that has most room."""
+
+from __future__ import annotations
+
+import msgpack
+
+from pipeline.scheduling.fleet import DEAD_S, SUSPECT_S, Fleet, Role, WorkerState, queues_of
+from pipeline.scheduling.router import choose_decode, choose_entry
+
+
+def state(name: str, role: Role, node: str = "a", **fields: object) -> WorkerState:
+    values: dict[str, object] = {
+        "worker": name,
+        "node": node,
+        "role": role,
+        "model": "m",
+        "namespace": "n",
+        "queues": queues_of(role, node),
+        "capacity": 10,
+    }
+    return WorkerState.model_validate(values | fields)
+
+
+def fleet(*states: WorkerState, age_s: float = 0.5) -> Fleet:
+    beats = {
+        s.worker.encode(): msgpack.packb([100_000, s.model_dump_json().encode()]) for s in states
+    }
+    return Fleet.decode(beats, 100_000 + int(age_s * 1000))
+
+
+def test_a_request_starts_with_prefill_where_both_roles_live() -> None:
+    assert choose_entry(fleet(state("p", Role.PREFILL), state("d", Role.DECODE))) == "prefill"
+
+
+def test_without_a_prefill_worker_the_decode_node_computes_the_prompt() -> None:
+    assert choose_entry(fleet(state("d", Role.DECODE))) == "decode.a"
+
+
+def test_without_a_decode_worker_a_request_waits_unplaced() -> None:
+    assert choose_entry(fleet(state("p", Role.PREFILL))) == "unplaced"
+    assert choose_entry(fleet()) == "unplaced"
+
+
+def test_one_worker_of_both_roles_is_enough() -> None:
+    assert choose_entry(fleet(state("b", Role.BOTH))) == "prefill"
+
+
+def test_the_least_loaded_node_decodes() -> None:
+    busy = state("d1", Role.DECODE, "a", num_running=5)
+    idle = state("d2", Role.DECODE, "b", num_running=1, num_waiting=1)
+
+    assert choose_decode(fleet(busy, idle)) == "decode.b"
+
+
+def test_load_counts_the_places_of_all_workers_of_a_node() -> None:
+    small = state("d1", Role.DECODE, "a", num_running=2, capacity=4)
+    large = (state("d2", Role.DECODE, "b", num_running=4), state("d3", Role.DECODE, "b"))
+
+    assert choose_decode(fleet(small, *large)) == "decode.b"
+
+
+def test_blocks_of_another_namespace_are_never_paired() -> None:
+    other = state("d1", Role.DECODE, "a", namespace="other")
+
+    assert choose_decode(fleet(other), "n") is None
+    assert choose_decode(fleet(other, state("d2", Role.DECODE, "b")), "n") == "decode.b"
+
+
+def test_suspect_and_draining_workers_get_nothing_new() -> None:
+    draining = state("d", Role.DECODE, is_draining=True)
+
+    assert choose_decode(fleet(draining)) is None
+    assert choose_decode(fleet(state("d", Role.DECODE), age_s=SUSPECT_S + 0.1)) is None
+
+
+def test_a_queue_counts_as_served_until_its_workers_are_dead() -> None:
+    decode = state("d", Role.DECODE, is_draining=True)
+
+    assert fleet(decode, age_s=DEAD_S - 0.1).served_queues() == {"decode.a"}
+    assert fleet(decode, age_s=DEAD_S + 0.1).served_queues() == set()

@@ -1,0 +1,189 @@
+"""What upkeep finds and mends, round by round, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pipeline.ledger.claim import ClaimedRequest
+from pipeline.ledger.client_ledger import ClientLedger
+from pipeline.ledger.overview import LedgerOverview
+from pipeline.ledger.store import connect, connect_async
+from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.protocol.request import Priority, Request
+from pipeline.protocol.sampling import SamplingParams
+from pipeline.scheduling.fleet import Role, WorkerState, queues_of
+from pipeline.tasks.app import make_app
+from pipeline.tasks.publisher import Publisher
+from pipeline.tasks.upkeep import LOST_MESSAGE_MS, Upkeep
+
+
+@dataclass
+class Shop:
+    """A ledger, a broker and an upkeep whose rounds the test runs itself."""
+
+    client: Any
+    gateway: ClientLedger
+    ledger: WorkerLedger
+    overview: LedgerOverview
+    upkeep: Upkeep
+
+    async def submit(self, request_id: str, queue: str, **fields: Any) -> None:
+        request = Request(request_id, "m", [1, 2], SamplingParams(max_tokens=4), **fields)
+        await self.gateway.submit(request, queue, "gateway:g")
+
+    def beat(self, worker: str, role: Role, node: str = "a") -> None:
+        state = WorkerState(
+            worker=worker,
+            node=node,
+            role=role,
+            model="m",
+            namespace="n",
+            queues=queues_of(role, node),
+            capacity=4,
+        )
+        self.ledger.beat(worker, 4.0, state.model_dump_json())
+
+    def lose(self, worker: str) -> None:
+        self.client.delete(f"lease:{worker}")
+
+    def age(self, request_id: str, queue: str, by_ms: int) -> None:
+        """Make a request have waited longer."""
+        self.client.zincrby(f"waiting:{queue}", -by_ms, request_id)
+
+    def field(self, request_id: str, name: str) -> str:
+        return (self.client.hget(f"request:{request_id}", name) or b"").decode()
+
+
+@pytest.fixture
+async def shop(redis_url: str) -> AsyncIterator[Shop]:
+    client = connect(redis_url)
+    connection = connect_async(redis_url)
+    ledger = WorkerLedger(client, max_attempts=3, retention_s=60)
+    overview = LedgerOverview(client)
+    app = make_app(redis_url)
+    upkeep = Upkeep("u1", overview, ledger, Publisher(app), 4.0)
+    yield Shop(
+        client, ClientLedger(connection, max_waiting=9, retention_s=60), ledger, overview, upkeep
+    )
+    app.close()
+    await connection.aclose()
+    client.close()
+
+
+async def test_requests_of_a_lost_worker_are_queued_again_and_it_is_struck_off(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE)
+    shop.beat("d2", Role.DECODE, "b")
+    await shop.submit("r1", "decode.a")
+    assert isinstance(shop.ledger.claim("r1", "d1", ("decode.a",)), ClaimedRequest)
+    shop.lose("d1")
+
+    shop.upkeep.tick(100.0)
+
+    assert (shop.field("r1", "state"), shop.field("r1", "queue")) == ("queued", "decode.b")
+    assert shop.field("r1", "attempt") == "2"
+    assert shop.overview.num_messages("decode.b") == 1
+    assert b"d1" not in shop.client.hgetall("workers")
+
+
+async def test_leases_are_not_trusted_after_a_gap_of_ones_own(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE)
+    await shop.submit("r1", "decode.a")
+    shop.ledger.claim("r1", "d1", ("decode.a",))
+    shop.lose("d1")
+    shop.upkeep._note_contact(100.0)
+    shop.upkeep._note_contact(110.0)
+
+    shop.upkeep.tick(110.1)
+    assert shop.field("r1", "state") == "running"
+    shop.upkeep.tick(114.2)
+    assert shop.field("r1", "state") == "queued"
+
+
+async def test_what_waits_for_a_dead_node_moves_to_a_living_one(shop: Shop) -> None:
+    await shop.submit("r1", "decode.gone")
+    shop.beat("d2", Role.DECODE, "b")
+
+    shop.upkeep.tick(100.0)
+
+    assert shop.field("r1", "queue") == "decode.b"
+    assert shop.overview.num_messages("decode.b") == 1
+
+
+async def test_unplaced_requests_are_placed_when_a_worker_comes(shop: Shop) -> None:
+    await shop.submit("r1", "unplaced")
+    shop.upkeep.tick(100.0)
+    assert shop.field("r1", "queue") == "unplaced"
+    shop.beat("d1", Role.DECODE)
+    shop.upkeep.tick(101.0)
+    assert shop.field("r1", "queue") == "decode.a"
+    shop.beat("p1", Role.PREFILL)
+    await shop.submit("r2", "unplaced")
+    shop.upkeep.tick(102.0)
+    assert shop.field("r2", "queue") == "prefill"
+
+
+async def test_a_message_that_the_broker_lost_is_sent_again_once_a_second(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE)
+    await shop.submit("r1", "decode.a")
+    shop.upkeep.tick(100.0)
+    assert shop.overview.num_messages("decode.a") == 0, "it may still be on its way"
+    shop.age("r1", "decode.a", LOST_MESSAGE_MS + 100)
+
+    shop.upkeep.tick(100.3)
+    assert shop.overview.num_messages("decode.a") == 1
+    shop.upkeep.tick(100.6)
+    assert shop.overview.num_messages("decode.a") == 1
+
+
+async def test_a_request_that_a_younger_one_overtook_is_sent_again(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE)
+    publisher = shop.upkeep.publisher
+    await shop.submit("old", "decode.a")
+    shop.age("old", "decode.a", LOST_MESSAGE_MS + 100)
+    await shop.submit("young", "decode.a")
+    await shop.submit("waits", "decode.a")
+    publisher.publish("waits", "decode.a", int(Priority.NORMAL))
+    shop.upkeep.tick(100.0)
+    assert shop.overview.num_messages("decode.a") == 1, "a full queue is no proof of a loss"
+    shop.ledger.claim("young", "d1", ("decode.a",))
+
+    shop.upkeep.tick(100.3)
+    assert shop.overview.num_messages("decode.a") == 2
+
+
+async def test_an_overdue_request_ends_with_the_reason(shop: Shop) -> None:
+    shop.beat("p1", Role.PREFILL)
+    await shop.submit("r1", "prefill")
+    await shop.submit("r2", "decode.gone")
+    shop.client.zadd("deadlines", {"r1": 1, "r2": 1})
+
+    shop.upkeep.tick(100.0)
+
+    assert shop.field("r1", "ending") == "error:queue_timeout"
+    assert shop.field("r2", "ending") == "error:no_workers"
+
+
+async def test_a_stuck_worker_loses_a_request_that_is_past_its_deadline(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE)
+    await shop.submit("r1", "decode.a")
+    shop.ledger.claim("r1", "d1", ("decode.a",))
+    shop.client.zadd("deadlines", {"r1": 1})
+
+    shop.upkeep.tick(100.0)
+
+    assert shop.field("r1", "ending") == "error:deadline_exceeded"
+    assert shop.ledger.beat("d1", 4.0, "{}")[1] == ["r1"], "its worker is told to stop"
+
+
+async def test_one_process_leads_at_a_time(shop: Shop) -> None:
+    assert shop.overview.lead("u1", 1000)
+    assert shop.overview.lead("u1", 1000)
+    assert not shop.overview.lead("u2", 1000)
+    shop.overview.resign("u2")
+    assert not shop.overview.lead("u2", 1000)
+    shop.overview.resign("u1")
+    assert shop.overview.lead("u2", 1000)

@@ -1,0 +1,111 @@
+"""docker-compose.yml says what the command line understands, and opens nothing to the world."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from pipeline.cli.main import app
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "docker-compose.yml").read_text()
+SERVICES: dict[str, Any] = yaml.safe_load(TEXT)["services"]
+OURS = sorted(name for name, service in SERVICES.items() if name != "redis")
+
+
+def option_names(command: str) -> set[str]:
+    found = get_command(app).commands[command]  # type: ignore[attr-defined]
+    return {name for parameter in found.params for name in parameter.opts}
+
+
+def test_both_profiles_start_every_part() -> None:
+    def names(profile: str) -> set[str]:
+        return {name for name, service in SERVICES.items() if profile in service["profiles"]}
+
+    shared = {"redis", "model", "kvd", "gateway", "flower"}
+    assert names("cpu") == shared | {"prefill", "decode"}
+    assert names("gpu") == shared | {"prefill-gpu", "decode-gpu"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_command_is_one_of_the_command_line_with_options_that_exist(name: str) -> None:
+    command, *arguments = SERVICES[name]["command"]
+    options = [argument for argument in arguments if argument.startswith("--")]
+    assert set(options) <= option_names(command)
+    assert all(isinstance(argument, str) for argument in arguments)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+def test_no_secret_stands_in_the_file() -> None:
+    for match in re.finditer(r"(?im)^\s*[\w]*(password|basic_auth)[\w]*:\s*(\S.*)", TEXT):
+        assert match[2].startswith(("${", "*")), match[0]
+    assert re.findall(r"redis://:([^@]*)@", TEXT) == [
+        "${REDIS_PASSWORD:?set a password without URL characters}"
+    ]
+
+
+def test_redis_gets_its_password_in_a_file_and_loses_nothing() -> None:
+    script = SERVICES["redis"]["command"][-1]
+    assert "--requirepass" not in script
+    for setting in ("--appendonly yes", "--appendfsync everysec", "--maxmemory-policy noeviction"):
+        assert setting in script
+    assert "pubsub 64mb 16mb 60" in script
+
+
+def test_every_service_that_runs_on_has_a_health_check_and_time_to_end() -> None:
+    for name, service in SERVICES.items():
+        if name != "model":
+            assert "healthcheck" in service, name
+            assert "stop_grace_period" in service, name
+
+
+def test_workers_and_cache_daemon_share_the_socket_and_the_node() -> None:
+    for name in ("kvd", "prefill", "decode", "prefill-gpu", "decode-gpu"):
+        assert "run:/run/pointsman" in SERVICES[name]["volumes"], name
+        assert "/run/pointsman/kvd.sock" in SERVICES[name]["command"], name
+        assert SERVICES[name]["environment"]["POINTSMAN_NODE"] == "node0"
+
+
+def test_only_the_gpu_profile_reserves_a_device() -> None:
+    with_device = {name for name, service in SERVICES.items() if "deploy" in service}
+    assert with_device == {"prefill-gpu", "decode-gpu"}
+
+
+def test_the_dockerfile_has_both_targets_and_neither_runs_as_root() -> None:
+    stages = re.split(r"(?m)^FROM ", (ROOT / "Dockerfile").read_text())[1:]
+    by_name = {re.search(r" AS (\S+)", stage)[1]: stage for stage in stages}  # type: ignore[index]
+    for target in {
+        service["build"]["target"] for name, service in SERVICES.items() if name in OURS
+    }:
+        assert "\nUSER pointsman\n" in by_name[target]
+
+
+def test_docker_compose_reads_the_file() -> None:
+    try:
+        found = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no docker on this machine")
+    if found.returncode != 0:
+        pytest.skip("docker has no compose plug-in on this machine")
+    read = subprocess.run(
+        ["docker", "compose", "--profile", "cpu", "--profile", "gpu", "config", "--format", "json"],
+        cwd=ROOT,
+        env={**os.environ, "REDIS_PASSWORD": "p", "FLOWER_BASIC_AUTH": "u:p"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert read.returncode == 0, read.stderr
+    assert set(json.loads(read.stdout)["services"]) == set(SERVICES)

@@ -1,0 +1,162 @@
+"""The NVMe tier over a disk that fails or hangs (a real slab whose system calls are made to)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tiering.block_stamp import BlockStamp
+from tiering.kvd.node_cache import NodeCache
+from tiering.kvd.nvme_tier import NvmeHealth, NvmeTier, StoreResult
+from tiering.kvd.write_back import CacheLimits
+from tiering.stores.block_store import ByteArray, payload_checksum
+from tiering.stores.nvme_slab import NvmeSlab
+
+BLOCK_BYTES = 4096
+HOLDER = 1
+
+
+class SickSlab(NvmeSlab):
+    """A slab on a disk that answers with `error_number`, or not before `may_answer` is set."""
+
+    error_number = 0
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        super().__init__(path, num_bytes)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def write(self, slot: int, stamp: BlockStamp, payload: ByteArray) -> None:
+        self._fall_ill()
+        super().write(slot, stamp, payload)
+
+    def read(self, slot: int, stamp: BlockStamp, into: ByteArray) -> None:
+        self._fall_ill()
+        super().read(slot, stamp, into)
+
+    def _fall_ill(self) -> None:
+        self.may_answer.wait(30)
+        if self.error_number:
+            raise OSError(self.error_number, "sick disk")
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def make_block(number: int) -> tuple[BlockStamp, ByteArray]:
+    payload = np.full(BLOCK_BYTES, number, dtype=np.uint8)
+    return BlockStamp(key_of(number), 1, 16, BLOCK_BYTES, payload_checksum(payload)), payload
+
+
+@pytest.fixture
+def slab(tmp_path: Path) -> Iterator[SickSlab]:
+    made = SickSlab(tmp_path / "slab", 40 * 8192)
+    yield made
+    made.may_answer.set()
+    made.close()
+
+
+def is_stuck(tier: NvmeTier) -> bool:
+    return tier.has_stuck_io
+
+
+async def open_tier(slab: SickSlab, num_blocks: int = 0) -> NvmeTier:
+    tier = NvmeTier(slab)
+    tier.lay_out(BLOCK_BYTES)
+    for number in range(num_blocks):
+        assert await tier.store(*make_block(number)) is StoreResult.STORED
+    return tier
+
+
+@pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EIO])
+async def test_a_refused_write_makes_the_tier_read_only_for_good(
+    slab: SickSlab, error_number: int
+) -> None:
+    tier = await open_tier(slab, num_blocks=3)
+    slab.error_number = error_number
+    assert await tier.store(*make_block(9)) is StoreResult.REFUSED
+    slab.error_number = 0
+    assert tier.health is NvmeHealth.READ_ONLY
+    assert await tier.store(*make_block(9)) is StoreResult.REFUSED
+    block = tier.pin(key_of(1))
+    assert block is not None
+    into = np.empty(BLOCK_BYTES, dtype=np.uint8)
+    assert await tier.fetch(block, into) is not None
+    assert (into == 1).all()
+    assert tier.stats().num_stores_dropped == 1
+    tier.close()
+
+
+async def test_reads_that_keep_failing_turn_the_tier_off(slab: SickSlab) -> None:
+    tier = await open_tier(slab, num_blocks=12)
+    slab.error_number = errno.EIO
+    num_tried = 0
+    for number in range(12):
+        block = tier.pin(key_of(number))
+        if block is not None:
+            num_tried += 1
+            assert await tier.fetch(block, np.empty(BLOCK_BYTES, dtype=np.uint8)) is None
+    assert tier.health is NvmeHealth.OFF
+    assert num_tried == 8
+    assert not tier.has(key_of(11))
+    tier.close()
+
+
+async def test_bytes_that_changed_in_dram_are_not_written_back(slab: SickSlab) -> None:
+    tier = await open_tier(slab)
+    stamp, payload = make_block(1)
+    payload[7] ^= 1
+    assert await tier.store(stamp, payload) is StoreResult.BAD_SOURCE
+    assert not tier.has(key_of(1))
+    assert tier.stats().slots_by_state["free"] == tier.num_slots
+    tier.close()
+
+
+async def test_a_disk_that_hangs_is_a_miss_in_time_and_then_off(slab: SickSlab) -> None:
+    tier = await open_tier(slab, num_blocks=3)
+    memory = mmap.mmap(-1, 8 * BLOCK_BYTES)
+    cache = NodeCache(memory, tier, CacheLimits(io_timeout_s=0.2))
+    cache.accept_layout(BLOCK_BYTES, 0)
+    keys = [key_of(number) for number in range(3)]
+    slab.may_answer.clear()
+    began_s = time.monotonic()
+    acquired = await cache.promote_and_acquire(keys, HOLDER, 30, 0.3)
+    assert time.monotonic() - began_s < 2
+    assert acquired.blocks == []
+    cache.expire(time.monotonic())
+    assert tier.health is NvmeHealth.OFF
+    assert cache.find(keys) == 0
+    assert is_stuck(tier)
+    slab.may_answer.set()
+    await cache.promote_and_acquire(keys, HOLDER, 30, 10)  # joins the loads that were late
+    assert not is_stuck(tier)
+    tier.close()
+
+
+async def test_two_holders_that_want_one_block_read_it_once(slab: SickSlab) -> None:
+    tier = await open_tier(slab, num_blocks=2)
+    memory = mmap.mmap(-1, 8 * BLOCK_BYTES)
+    cache = NodeCache(memory, tier, CacheLimits())
+    cache.accept_layout(BLOCK_BYTES, 0)
+    keys = [key_of(0), key_of(1)]
+    slab.may_answer.clear()
+    asked = [
+        asyncio.ensure_future(cache.promote_and_acquire(keys, holder, 30, 5)) for holder in (1, 2)
+    ]
+    await asyncio.sleep(0)
+    assert cache.needs_promotion(keys)
+    slab.may_answer.set()
+    leases = await asyncio.gather(*asked)
+    assert [len(lease.blocks) for lease in leases] == [2, 2]
+    assert tier.stats().num_hits == 2
+    assert cache.stats(2).num_leases == 2
+    tier.close()

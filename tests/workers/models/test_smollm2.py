@@ -1,0 +1,108 @@
+"""The real model: SmolLM2-135M-Instruct, converted, against Hugging Face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from workers.models.bench import EngineBench
+from workers.models.convert import convert, packaged_gguf
+from workers.models.load import load_runner
+
+NUM_TOKENS = 64
+PROMPT_TOKENS = (5, 13, 40, 64, 100, 211, 333, 500)
+TEXT = (
+    "The lighthouse keeper wrote every evening in a thick brown book. He noted the wind, the height"
+    " of the waves, and the ships that passed on their way to the harbour. In winter, when storms"
+    " came from the north, he stayed awake until morning and kept the lamp burning. On calm summer"
+    " days he repaired his boat, painted the railing white, and taught the children of the village"
+    " how to read the clouds. One day a letter arrived, and it said that the lamp would soon be"
+    " replaced by a machine. "
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def smollm2(test_data: Path) -> Path:
+    directory = test_data / "smollm2"
+    convert(packaged_gguf(), directory, lambda *_: None)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    texts = [TEXT[start:] + TEXT * 6 for start in range(0, 320, 40)]
+    return [
+        tokenizer.encode(text.lstrip()).ids[:count]
+        for text, count in zip(texts, PROMPT_TOKENS, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy continuations by Hugging Face's own modules and cache."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    continuations = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            tokens, cache, given = [], None, prompt
+            for _ in range(NUM_TOKENS):
+                output = model(torch.tensor([given]), cache=cache, use_cache=True)
+                cache = output.cache
+                given = [int(output.logits[0, -1].argmax())]
+                tokens += given
+            continuations.append(tokens)
+    return continuations
+
+
+@pytest.mark.parametrize("chunk_tokens", [1000, 48])
+def test_greedy_tokens_equal_those_of_hugging_face(
+    chunk_tokens: int, smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    bench = EngineBench(load_runner("torch", smollm2), num_blocks=300)
+
+    generated = [
+        bench.generate(prompt, NUM_TOKENS, chunk_tokens).tokens[len(prompt) :] for prompt in prompts
+    ]
+
+    assert generated == expected
+
+
+def test_a_batch_with_restored_prefixes_gives_the_same_tokens(
+    smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    runner = load_runner("torch", smollm2)
+    source = EngineBench(runner, num_blocks=300)
+    computed = [source.lane(prompt) for prompt in prompts]
+    source.step(computed, [len(prompt) for prompt in prompts])
+    bench = EngineBench(runner, num_blocks=300, seed=9)
+    lanes = [bench.lane(prompt, NUM_TOKENS) for prompt in prompts]
+    for lane, from_lane in zip(lanes, computed, strict=True):
+        num_blocks = (lane.num_prompt_tokens - 1) // 16
+        bench.pool[lane.block_ids[:num_blocks]] = source.pool[from_lane.block_ids[:num_blocks]]
+        lane.num_computed = num_blocks * 16
+
+    for _ in range(NUM_TOKENS):
+        logits = bench.step(lanes, [len(lane.tokens) - lane.num_computed for lane in lanes])
+        for lane, row in zip(lanes, logits, strict=True):
+            lane.tokens.append(int(row.argmax()))
+
+    assert [lane.tokens[lane.num_prompt_tokens :] for lane in lanes] == expected
+
+
+def test_it_knows_the_capital_of_france(smollm2: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+
+    for dtype in ("float32", "bfloat16"):
+        runner = load_runner("torch", smollm2, dtype=dtype)
+        tokens = EngineBench(runner).generate(prompt, 12).tokens[len(prompt) :]
+        assert "Paris" in tokenizer.decode(tokens)
+        assert runner.spec.eos_token_ids & set(tokens)

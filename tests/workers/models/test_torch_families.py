@@ -1,0 +1,161 @@
+"""The torch engine computes what Hugging Face computes, or refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from workers.models.bench import EngineBench
+from workers.models.errors import ModelFilesMissing, ModelRefused
+from workers.models.load import load_runner
+
+NAMES = ("llama", "llama3", "linear", "qwen2", "qwen3")
+PROMPT = [5, 77, 130, 9, 250, 31, 8] * 20
+MakeModel = Callable[[str], Path]
+
+
+def oracle(directory: Path, tokens: list[int]) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_hugging_face(name: str, tiny_model: MakeModel) -> None:
+    directory = tiny_model(name)
+    bench = EngineBench(load_runner("torch", directory))
+    expected = oracle(directory, PROMPT)
+
+    lane = bench.lane(PROMPT)
+    for count in (50, 1, 16, 73):
+        logits = bench.step([lane], [count])
+        np.testing.assert_allclose(logits[0], expected[lane.num_computed - 1], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_equal_those_of_hugging_face(name: str, tiny_model: MakeModel) -> None:
+    directory = tiny_model(name)
+    tokens = EngineBench(load_runner("torch", directory)).generate(PROMPT, 40).tokens
+
+    expected = oracle(directory, tokens).argmax(dim=1).tolist()
+
+    assert tokens[len(PROMPT) :] == expected[len(PROMPT) - 1 : -1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_stays_near_float32(name: str, tiny_model: MakeModel) -> None:
+    directory = tiny_model(name)
+    bench = EngineBench(load_runner("torch", directory, dtype="bfloat16"))
+    expected = oracle(directory, PROMPT)[-1].numpy()
+
+    logits = bench.step([bench.lane(PROMPT)], [len(PROMPT)])[0]
+
+    assert np.abs(logits - expected).mean() < 0.05 * np.abs(expected).max()
+
+
+def test_shards_are_read_as_one_file_is(tiny_model: MakeModel, tmp_path: Path) -> None:
+    whole = tiny_model("qwen3")
+    model = transformers.AutoModelForCausalLM.from_pretrained(whole)
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+
+    one, other = (EngineBench(load_runner("torch", directory)) for directory in (whole, tmp_path))
+
+    assert one.generate(PROMPT, 8).tokens == other.generate(PROMPT, 8).tokens
+
+
+def test_an_incomplete_set_of_shards_is_refused(tiny_model: MakeModel, tmp_path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model("qwen3"))
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    shard = next(tmp_path.glob("*-00002-*"))
+    shard.unlink()
+
+    with pytest.raises(ModelFilesMissing, match=shard.name):
+        load_runner("torch", tmp_path)
+
+
+def copied(directory: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a model with other config fields."""
+    shutil.copytree(directory, target, dirs_exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | changes))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "mamba"}, "family mamba"),
+        ({"hidden_act": "gelu"}, "activation"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "sliding window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "full attention"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2}}, "yarn"),
+        ({"partial_rotary_factor": 0.5}, "part of each head"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "causal"),
+        ({"intermediate_size": 81}, "not \\(81, 48\\)"),
+        ({"num_hidden_layers": 2}, "unknown use"),
+    ],
+)
+def test_what_cannot_be_run_exactly_is_refused_with_the_reason(
+    changes: dict[str, Any], reason: str, tiny_model: MakeModel, tmp_path: Path
+) -> None:
+    directory = copied(tiny_model("llama"), tmp_path, **changes)
+
+    with pytest.raises(ModelRefused, match=reason):
+        load_runner("torch", directory)
+
+
+def test_an_unknown_type_of_numbers_is_refused(tiny_model: MakeModel) -> None:
+    with pytest.raises(ModelRefused, match="float16 is not one of"):
+        load_runner("torch", tiny_model("llama"), dtype="float16")
+
+
+def test_the_older_form_of_rope_settings_means_the_same(
+    tiny_model: MakeModel, tmp_path: Path
+) -> None:
+    directory = tiny_model("llama3")
+    rope = json.loads((directory / "config.json").read_text())["rope_parameters"]
+    theta = rope.pop("rope_theta")
+    older = copied(directory, tmp_path, rope_parameters=None, rope_scaling=rope, rope_theta=theta)
+
+    one, other = (EngineBench(load_runner("torch", path)) for path in (directory, older))
+
+    assert one.generate(PROMPT, 8).tokens == other.generate(PROMPT, 8).tokens
+
+
+def test_ends_of_text_are_those_of_both_configs(tiny_model: MakeModel, tmp_path: Path) -> None:
+    directory = copied(tiny_model("llama"), tmp_path, eos_token_id=7)
+    (directory / "generation_config.json").write_text('{"eos_token_id": [2, 9]}')
+
+    assert load_runner("torch", directory).spec.eos_token_ids == {2, 7, 9}
+
+
+def test_the_fingerprint_changes_with_weights_tokenizer_config_and_type(
+    tiny_model: MakeModel, tmp_path: Path
+) -> None:
+    original = tiny_model("llama")
+    directory = copied(original, tmp_path)
+    seen = [load_runner("torch", directory).spec.fingerprint]
+    seen.append(load_runner("torch", directory, dtype="bfloat16").spec.fingerprint)
+    (directory / "tokenizer.json").write_text("{}")
+    seen.append(load_runner("torch", directory).spec.fingerprint)
+    copied(original, tmp_path, rms_norm_eps=1e-5)
+    seen.append(load_runner("torch", directory).spec.fingerprint)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] + 1e-3
+    save_file(weights, directory / "model.safetensors")
+    seen.append(load_runner("torch", directory).spec.fingerprint)
+
+    assert len(set(seen)) == 5
+    assert load_runner("torch", directory).spec.fingerprint == seen[-1]

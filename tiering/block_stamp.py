@@ -1,0 +1,23 @@
+"""What must be known of a block's bytes to trust them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStamp:
+    """Identity and checksum of the bytes in one slot.
+
+    `key` (16 bytes) says which tokens the block holds; `generation` tells two uses of one slot
+    apart; `checksum` is xxh3_64 over the first `num_bytes` of the slot. The checksum guards the
+    bytes and is never an identity.
+    """
+
+    key: bytes
+    generation: int
+    num_tokens: int
+    num_bytes: int
+    checksum: int

@@ -1,0 +1,1 @@
+"""The cache daemon of a node: protocol, server, client."""

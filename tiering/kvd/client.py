@@ -1,0 +1,308 @@
+"""A holder's side of kvd: index operations over the socket, bytes through the shared slab."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tiering.block_stamp import BlockStamp
+from tiering.errors import KvdUnavailable, LayoutMismatch, ProtocolViolation, SlotCorrupt
+from tiering.kvd import protocol
+from tiering.kvd.protocol import Op, Status
+from tiering.kvd.stats import KvdStats
+from tiering.lease import BlockLease, LeasedBlock, Reservation
+from tiering.stores.block_store import payload_checksum
+from tiering.stores.dram_slab import DramSlab, map_slab_memory
+from tiering.tier import Tier
+
+_GREETING_BYTES = 4096  # no answer to HELLO is longer
+_WAIT_SHARE = 0.8  # of the time limit that kvd may spend on promotion before it must answer
+
+
+class KvdClient:
+    """One holder's connection to its node's kvd. Synchronous, one instance per thread.
+
+    Every call raises `KvdUnavailable` when the daemon is away, late or broke off; the connection is
+    closed then, and `connect` may be called again at any time. Leases and reservations of an
+    earlier connection are dead: `load` says False, the others pass over them.
+
+    Keys are 16 bytes; of more than 65,536 keys the rest is treated as absent or without room.
+    """
+
+    def __init__(
+        self, socket_path: Path, block_bytes: int, holder: str, *, timeout_s: float = 5.0
+    ) -> None:
+        self._path = str(socket_path)
+        self._block_bytes = block_bytes
+        self._holder = holder
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+        self._slab: DramSlab | None = None
+        self._session = b""
+
+    @property
+    def is_connected(self) -> bool:
+        """`connect` succeeded and nothing failed since."""
+        return self._socket is not None
+
+    def connect(self) -> None:
+        """Shake hands and map the slab; a living connection is closed first.
+
+        Raises:
+            KvdUnavailable: nobody answers, or not in time.
+            LayoutMismatch: kvd serves another block size; both are named.
+        """
+        self.close()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self._timeout_s)
+        self._socket = connection
+        try:
+            connection.connect(self._path)
+            self._greet(connection)
+        except (OSError, ProtocolViolation, ValueError) as error:
+            raise self._broken_off(error) from error
+        except LayoutMismatch:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the connection, and with it all leases and reservations. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._slab is not None:
+            self._slab.close()
+            self._slab = None
+        self._session = b""
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Length of the head run of `keys` that is READY in DRAM or NVMe. Changes nothing."""
+        if not keys:
+            return 0
+        return protocol.as_int(self._ask(Op.FIND, list(keys[: protocol.MAX_KEYS])))
+
+    def acquire(self, keys: Sequence[bytes], *, ttl_s: float = 30.0) -> BlockLease:
+        """Lease the head run of `keys`; blocks found on NVMe are promoted to DRAM first.
+
+        The run ends at the first block that is absent, still being written, corrupt or late.
+        """
+        asked = list(keys[: protocol.MAX_KEYS])
+        deadline_s = time.monotonic() + ttl_s  # before asking, so that kvd's deadline is later
+        if not asked:
+            return BlockLease(0, [], self._session, deadline_s)
+        wait_s = self._timeout_s * _WAIT_SHARE
+        value = self._ask(Op.ACQUIRE, asked, ttl_s, wait_s)
+        try:
+            lease_id, blocks = _parsed_lease(value, asked)
+        except ProtocolViolation as error:
+            raise self._broken_off(error) from error
+        return BlockLease(lease_id, blocks, self._session, deadline_s)
+
+    def load(self, lease: BlockLease, index: int, into: npt.NDArray[np.uint8]) -> bool:
+        """Copy block `index` of a lease into a contiguous uint8 array and verify the copy.
+
+        False: wrong bytes, or the lease ran out before the copy was complete; `into` is undefined
+        then, and the run is to be cut here. kvd hears of wrong bytes and drops the block.
+
+        Raises:
+            ValueError: `into` is shorter than the block.
+        """
+        block = lease.blocks[index]
+        if self._slab is None or not self._is_alive(lease.session, lease.deadline_s):
+            return False
+        try:
+            self._slab.read(block.slot, block.stamp, into)
+        except SlotCorrupt:
+            with suppress(KvdUnavailable):
+                self._ask(Op.SUSPECT, block.key, block.generation)
+            return False
+        return self._is_alive(lease.session, lease.deadline_s)
+
+    def release(self, lease: BlockLease) -> None:
+        """End a lease. Idempotent."""
+        if lease.lease_id and lease.session == self._session and self.is_connected:
+            self._ask(Op.RELEASE, lease.lease_id)
+        lease.session = b""
+
+    def reserve(
+        self, keys: Sequence[bytes], *, ttl_s: float = 10.0, lifetime_s: float | None = None
+    ) -> list[Reservation | None]:
+        """Take slots to write blocks into, one entry per key.
+
+        None: the block is present or being written, or there is no room; drop the write. With
+        `lifetime_s` the blocks vanish that long after their commit and are never written to NVMe.
+        """
+        asked = list(keys[: protocol.MAX_KEYS])
+        deadline_s = time.monotonic() + ttl_s
+        if not asked:
+            return []
+        rows = self._ask(Op.RESERVE, asked, ttl_s, lifetime_s)
+        try:
+            reserved = self._parsed_reservations(rows, asked, deadline_s)
+        except ProtocolViolation as error:
+            raise self._broken_off(error) from error
+        return reserved + [None] * (len(keys) - len(asked))
+
+    def write(self, reservation: Reservation, data: npt.NDArray[np.uint8], num_tokens: int) -> None:
+        """Copy one block (contiguous uint8, at most `block_bytes`) into the reserved slot.
+
+        Nothing is written for a reservation that ran out or belongs to an earlier connection;
+        `commit` counts it as refused.
+
+        Raises:
+            ValueError: the data is longer than a block.
+        """
+        if not 0 < data.nbytes <= self._block_bytes:
+            raise ValueError(f"{data.nbytes} bytes in a block of {self._block_bytes}")
+        if self._slab is None:
+            raise KvdUnavailable(self._path, "not connected")
+        if not self._is_alive(reservation.session, reservation.deadline_s):
+            return
+        checksum = payload_checksum(data)
+        stamp = BlockStamp(
+            reservation.key, reservation.generation, num_tokens, data.nbytes, checksum
+        )
+        self._slab.write(reservation.slot, stamp, data)
+        reservation.stamp = stamp
+
+    def commit(self, reservations: Sequence[Reservation]) -> int:
+        """Publish written blocks; before this nothing of them is visible to anyone.
+
+        Returns the number published: reservations that ran out, were never written, or belong to
+        an earlier connection are refused.
+        """
+        rows = [
+            [r.slot, r.generation, r.stamp.num_tokens, r.stamp.num_bytes, r.stamp.checksum]
+            for r in reservations
+            if r.stamp is not None and r.session == self._session
+        ]
+        return protocol.as_int(self._ask(Op.COMMIT, rows)) if rows else 0
+
+    def abort(self, reservations: Sequence[Reservation]) -> None:
+        """Give reserved slots back unwritten. Idempotent."""
+        rows = [[r.slot, r.generation] for r in reservations if r.session == self._session]
+        if rows and self.is_connected:
+            self._ask(Op.ABORT, rows)
+
+    def discard(self, keys: Sequence[bytes]) -> None:
+        """Drop blocks from all tiers, except those under a lease."""
+        if keys:
+            self._ask(Op.DISCARD, list(keys[: protocol.MAX_KEYS]))
+
+    def stats(self) -> KvdStats:
+        """What the daemon counts."""
+        value = self._ask(Op.STATS)
+        try:
+            return KvdStats.from_map(value)
+        except ProtocolViolation as error:
+            raise self._broken_off(error) from error
+
+    def _is_alive(self, session: bytes, deadline_s: float) -> bool:
+        return session == self._session and time.monotonic() < deadline_s
+
+    def _greet(self, connection: socket.socket) -> None:
+        greeting = [int(Op.HELLO), protocol.VERSION, self._holder, self._block_bytes]
+        connection.sendall(protocol.encode_frame(greeting))
+        data, fds, _, _ = socket.recv_fds(connection, _GREETING_BYTES, 1)
+        try:
+            status, value = self._greeting_reply(connection, data)
+            match status, value:
+                case Status.LAYOUT_MISMATCH, [int() as wanted_bytes, int() as served_bytes]:
+                    raise LayoutMismatch(wanted_bytes, served_bytes)
+                case Status.OK, [bytes() as session, int(), int() as slab_bytes] if fds:
+                    memory = map_slab_memory(fds[0], slab_bytes, is_owner=False)
+                case _:
+                    raise ProtocolViolation(f"greeting refused: {value}")
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._slab = DramSlab(memory, self._block_bytes)
+        self._session = session
+
+    def _greeting_reply(self, connection: socket.socket, data: bytes) -> tuple[object, object]:
+        while len(data) < protocol.LENGTH.size or len(data) < protocol.LENGTH.size + (
+            protocol.frame_length(data[: protocol.LENGTH.size])
+        ):
+            more = connection.recv(_GREETING_BYTES)
+            if not more:
+                raise ConnectionError("closed during the greeting")
+            data += more
+        return _split_reply(data[protocol.LENGTH.size :])
+
+    def _ask(self, op: Op, *arguments: object) -> object:
+        connection = self._socket
+        if connection is None:
+            raise KvdUnavailable(self._path, "not connected")
+        try:
+            connection.sendall(protocol.encode_frame([int(op), *arguments]))
+            prefix = self._receive(connection, protocol.LENGTH.size)
+            body = self._receive(connection, protocol.frame_length(prefix))
+            return _accepted(body)
+        except (OSError, ProtocolViolation) as error:
+            raise self._broken_off(error) from error
+
+    def _receive(self, connection: socket.socket, num_bytes: int) -> bytes:
+        data = connection.recv(num_bytes)
+        while len(data) < num_bytes:
+            more = connection.recv(num_bytes - len(data))
+            if not more:
+                raise ConnectionError("closed by kvd")
+            data += more
+        return data
+
+    def _broken_off(self, error: Exception) -> KvdUnavailable:
+        """Close: a late reply to this request must not be taken for the next one's."""
+        self.close()
+        return KvdUnavailable(self._path, str(error) or type(error).__name__)
+
+    def _parsed_reservations(
+        self, rows: object, keys: list[bytes], deadline_s: float
+    ) -> list[Reservation | None]:
+        if not isinstance(rows, list) or len(rows) != len(keys):
+            raise ProtocolViolation("no reservations")
+        return [
+            None if row is None else _reserved(key, row, self._session, deadline_s)
+            for key, row in zip(keys, rows, strict=True)
+        ]
+
+
+def _parsed_lease(value: object, keys: list[bytes]) -> tuple[int, list[LeasedBlock]]:
+    match value:
+        case [int() as lease_id, list() as rows] if len(rows) <= len(keys):
+            numbers = protocol.as_rows(rows, 6)
+            return lease_id, [_leased(k, row) for k, row in zip(keys, numbers, strict=False)]
+        case _:
+            raise ProtocolViolation("no lease")
+
+
+def _leased(key: bytes, row: list[int]) -> LeasedBlock:
+    slot, generation, checksum, is_nvme, num_tokens, num_bytes = row
+    tier = Tier.NVME if is_nvme else Tier.DRAM
+    return LeasedBlock(key, slot, generation, checksum, tier, num_tokens, num_bytes)
+
+
+def _reserved(key: bytes, row: object, session: bytes, deadline_s: float) -> Reservation:
+    ((slot, generation),) = protocol.as_rows([row], 2)
+    return Reservation(key, slot, generation, session, deadline_s)
+
+
+def _split_reply(body: bytes) -> tuple[object, object]:
+    match protocol.decode_body(body):
+        case [status, value]:
+            return status, value
+        case _:
+            raise ProtocolViolation("no reply")
+
+
+def _accepted(body: bytes) -> object:
+    status, value = _split_reply(body)
+    if status != Status.OK:
+        raise ProtocolViolation(f"refused: {value}")
+    return value

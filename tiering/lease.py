@@ -1,0 +1,55 @@
+"""Promises between kvd and a holder, as the holder sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tiering.block_stamp import BlockStamp
+from tiering.tier import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedBlock:
+    """A block that stays in its DRAM slot while the lease lives.
+
+    `tier` says where kvd found it (a block found on NVME was promoted first).
+    """
+
+    key: bytes
+    slot: int
+    generation: int
+    checksum: int
+    tier: Tier
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def stamp(self) -> BlockStamp:
+        """What the slot's bytes are checked against."""
+        return BlockStamp(self.key, self.generation, self.num_tokens, self.num_bytes, self.checksum)
+
+
+@dataclass(slots=True, eq=False)
+class BlockLease:
+    """The head run of the keys that were asked for; `blocks` is empty when there was none.
+
+    Good until `deadline_s` on this process's monotonic clock, and only against the kvd process
+    (`session`) that gave it.
+    """
+
+    lease_id: int
+    blocks: list[LeasedBlock] = field(default_factory=list)
+    session: bytes = b""
+    deadline_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A DRAM slot that this holder alone may fill until `deadline_s`; `write` sets `stamp`."""
+
+    key: bytes
+    slot: int
+    generation: int
+    session: bytes = b""
+    deadline_s: float = 0.0
+    stamp: BlockStamp | None = None

@@ -1,0 +1,46 @@
+"""Settings of the cache daemon, from the environment (`POINTSMAN_KVD_*`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX = "POINTSMAN_KVD_"
+
+
+class KvdSettings(BaseSettings):
+    """What one kvd process serves, and where.
+
+    `dram_bytes` is taken whole at start. `nvme_bytes` 0 turns the NVMe tier off; else the slab file
+    at `nvme_path` takes that many bytes. A tier holds as many blocks as fit.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    socket: Path
+    dram_bytes: int = Field(ge=4096)
+    nvme_bytes: int = Field(default=0, ge=0)
+    nvme_path: Path | None = None
+    high_watermark: float = Field(default=0.9, gt=0, le=1)
+    low_watermark: float = Field(default=0.8, ge=0, lt=1)
+    io_timeout_s: float = Field(default=2.0, gt=0)
+    flush_timeout_s: float = Field(default=10.0, ge=0)
+    room_wait_s: float = Field(default=0.1, ge=0)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.nvme_bytes and self.nvme_path is None:
+            raise ValueError("nvme_bytes without nvme_path")
+        if self.low_watermark >= self.high_watermark:
+            raise ValueError("low_watermark lies below high_watermark")
+        return self
+
+
+def find_unknown_names(environ: Mapping[str, str]) -> list[str]:
+    """Names with kvd's prefix that no setting owns; pydantic-settings passes over them silently."""
+    known = {ENV_PREFIX + name.upper() for name in KvdSettings.model_fields}
+    return sorted(n for n in environ if n.upper().startswith(ENV_PREFIX) and n.upper() not in known)

@@ -1,0 +1,1 @@
+"""The worker process: a Celery worker whose pool is the inference engine."""

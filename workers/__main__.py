@@ -1,0 +1,10 @@
+"""`python -m workers`: one worker process."""
+
+from __future__ import annotations
+
+import sys
+
+from workers.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

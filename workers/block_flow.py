@@ -1,0 +1,154 @@
+"""What happens to a sequence's blocks before it runs, after each step, and at its hand-over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tiering.block_hash import KeyChain, tail_key
+from workers.block_table import BlockPool
+from workers.kv_jobs import KvMover, LoadJob, StoreJob
+from workers.sequence import Sequence
+from workers.sequence_run import SequenceRun
+from workers.settings import EngineSettings
+
+
+class BlockFlow:
+    """The engine's side of all block moves: names blocks, holds those that a move touches.
+
+    A block is named (registered in HBM, offered to the tiers) only once its KV went through
+    `forward`; the last sampled token has none (vllm#54193 stored it and poisoned the cache). A
+    block in a move has a holder until the mover has answered.
+    """
+
+    def __init__(self, blocks: BlockPool, mover: KvMover, settings: EngineSettings) -> None:
+        self._blocks = blocks
+        self._mover = mover
+        self._block_tokens = settings.block_tokens
+        self._keeps_in_hbm = settings.prefix_cache
+        self._moving: dict[LoadJob | StoreJob, SequenceRun | None] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """True while the mover owes an answer."""
+        return bool(self._moving)
+
+    @property
+    def num_handing_over(self) -> int:
+        """Hand-overs under way."""
+        return sum(isinstance(job, StoreJob) for job, run in self._moving.items() if run)
+
+    def name_blocks(self, run: SequenceRun) -> None:
+        """Compute the keys of the known full blocks, unless this sequence may leave no trace."""
+        is_shared = self._keeps_in_hbm or self._mover.is_enabled
+        if run.sequence.uses_cache and is_shared:
+            run.chain = KeyChain(run.sequence.key_root)
+            run.sequence.block_keys = []
+            run.extend_keys(len(run.sequence.tokens), self._block_tokens)
+
+    def begin_load(self, run: SequenceRun) -> bool:
+        """Ask the tiers for what HBM lacked of an admitted run; False if there is nothing to ask.
+
+        The job reads and writes only blocks that the run holds; the engine keeps them until then.
+        """
+        if run.chain is None or not self._mover.is_enabled:
+            return False
+        sequence = run.sequence
+        num_here = run.num_settled_blocks
+        keys = run.reusable_keys(self._block_tokens)[num_here:]
+        tail = _fitting_tail(sequence, self._block_tokens)
+        if not keys and tail is None:
+            return False
+        num_blocks = len(keys) + (tail is not None)
+        run.job = LoadJob(
+            sequence=sequence,
+            keys=keys,
+            block_ids=sequence.block_ids[num_here : num_here + num_blocks],
+            tail_key=tail,
+        )
+        self._moving[run.job] = run
+        self._mover.load(run.job)
+        return True
+
+    def finish(self, job: LoadJob | StoreJob) -> SequenceRun | None:
+        """Take the mover's answer; the run whose own blocks were moved, None for write-through."""
+        run = self._moving.pop(job)
+        if run is None:
+            self._blocks.release(job.block_ids)
+        else:
+            run.job = None
+        return run
+
+    def count_loaded(self, job: LoadJob, run: SequenceRun) -> None:
+        """Count the verified head run as computed; what failed is computed again."""
+        sequence = run.sequence
+        num_loaded = job.num_loaded
+        for key, block_id in zip(job.keys[:num_loaded], job.block_ids[:num_loaded], strict=True):
+            if self._keeps_in_hbm:
+                self._blocks.register(block_id, key)
+        run.num_settled_blocks += num_loaded
+        sequence.num_computed = run.num_settled_blocks * self._block_tokens
+        if num_loaded == len(job.keys) and job.tail_key is not None:
+            num_missing = len(sequence.tokens) - 1 - sequence.num_computed
+            if job.num_tail_tokens == num_missing:
+                sequence.num_computed += num_missing
+
+    def settle(self, runs: Iterable[SequenceRun]) -> None:
+        """After a step: register blocks that became full, and write them through to the tiers."""
+        job = StoreJob(keys=[], block_ids=[])
+        for run in runs:
+            sequence = run.sequence
+            num_full = sequence.num_computed // self._block_tokens
+            if run.chain is None or num_full <= run.num_settled_blocks:
+                continue
+            run.extend_keys(sequence.num_computed, self._block_tokens)
+            for index in range(run.num_settled_blocks, num_full):
+                key, block_id = sequence.block_keys[index], sequence.block_ids[index]
+                if not self._keeps_in_hbm or self._blocks.register(block_id, key):
+                    job.keys.append(key)
+                    job.block_ids.append(block_id)
+            run.num_settled_blocks = num_full
+        if job.keys and self._mover.is_enabled and self._mover.store(job):
+            self._blocks.hold(job.block_ids)
+            self._moving[job] = None
+
+    def begin_hand_over(self, run: SequenceRun) -> bool:
+        """Bring all KV of the run to the tiers, the partial tail block too; False if it cannot be.
+
+        The run's own blocks are stored in place: it takes part in no step any more.
+        """
+        sequence = run.sequence
+        sequence.tail_key = None
+        if run.chain is None or not self._mover.is_enabled:
+            return False
+        num_full, num_tail = divmod(sequence.num_computed, self._block_tokens)
+        if num_tail:
+            sequence.tail_key = tail_key(
+                sequence.key_root, sequence.request_id, sequence.attempt, sequence.num_computed
+            )
+        run.job = StoreJob(
+            keys=sequence.block_keys[:num_full],
+            block_ids=sequence.block_ids[: num_full + (num_tail > 0)],
+            sequence=sequence,
+            tail_key=sequence.tail_key,
+            num_tail_tokens=num_tail,
+        )
+        self._moving[run.job] = run
+        self._mover.store(run.job)
+        return True
+
+
+def _fitting_tail(sequence: Sequence, block_tokens: int) -> bytes | None:
+    """The sequence's tail key if its block ends exactly where the last known token begins.
+
+    After a recovery the token log has grown past the hand-over, and the tail stands for another
+    place. The key itself proves it: it covers the attempt that stored it, this one or an earlier,
+    and the number of tokens.
+    """
+    num_tokens = len(sequence.tokens) - 1
+    if sequence.tail_key is None or num_tokens % block_tokens == 0:
+        return None
+    for attempt in range(sequence.attempt + 1):
+        key = tail_key(sequence.key_root, sequence.request_id, attempt, num_tokens)
+        if key == sequence.tail_key:
+            return key
+    return None

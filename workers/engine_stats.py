@@ -1,0 +1,105 @@
+"""What an engine tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.block_flow import BlockFlow
+from workers.block_table import BlockPool
+from workers.kv_jobs import KvMover, MoverStats
+from workers.scheduler import Scheduler
+
+_WEIGHT = 0.1  # of the newest step in the moving averages
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot between two steps.
+
+    free + cached + used == total blocks. Counters run from the start. Averages are moving ones:
+    prefill_tokens_per_s over steps with prompt tokens, decode_step_s over steps of decode rows
+    alone, overhead_s the part of a step outside the model.
+    """
+
+    waiting: int = 0
+    loading: int = 0
+    running: int = 0
+    storing: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    used_blocks: int = 0
+    total_blocks: int = 0
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_finished: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    overhead_s: float = 0.0
+    mover: MoverStats = field(default_factory=MoverStats)
+
+
+@dataclass(slots=True)
+class StepMeter:
+    """Counts steps and tokens, and keeps moving averages; engine thread only."""
+
+    num_steps: int = 0
+    num_failed_steps: int = 0
+    num_preemptions: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_finished: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def count_step(self, num_tokens: int, num_decode: int, step_s: float, model_s: float) -> None:
+        """Count one step of `num_tokens` tokens, `num_decode` of which were decode rows."""
+        self.num_steps += 1
+        self.num_decode_tokens += num_decode
+        self.num_prefill_tokens += num_tokens - num_decode
+        self.overhead_s = _moved(self.overhead_s, step_s - model_s)
+        if num_tokens > num_decode:
+            self.prefill_tokens_per_s = _moved(
+                self.prefill_tokens_per_s, (num_tokens - num_decode) / step_s
+            )
+        else:
+            self.decode_step_s = _moved(self.decode_step_s, step_s)
+            self.decode_tokens_per_s = _moved(self.decode_tokens_per_s, num_decode / step_s)
+
+    def snapshot(
+        self, scheduler: Scheduler, flow: BlockFlow, blocks: BlockPool, mover: KvMover
+    ) -> EngineStats:
+        """The state of these parts now, with the counters."""
+        return EngineStats(
+            waiting=scheduler.num_waiting,
+            loading=scheduler.num_loading,
+            running=scheduler.num_running,
+            storing=flow.num_handing_over,
+            free_blocks=blocks.num_free,
+            cached_blocks=blocks.num_cached,
+            used_blocks=blocks.num_used,
+            total_blocks=blocks.num_total,
+            num_steps=self.num_steps,
+            num_failed_steps=self.num_failed_steps,
+            num_preemptions=self.num_preemptions,
+            num_prefill_tokens=self.num_prefill_tokens,
+            num_decode_tokens=self.num_decode_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_finished=self.num_finished,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            decode_tokens_per_s=self.decode_tokens_per_s,
+            decode_step_s=self.decode_step_s,
+            overhead_s=self.overhead_s,
+            mover=mover.stats(),
+        )
+
+
+def _moved(average: float, value: float) -> float:
+    return value if average == 0.0 else average + _WEIGHT * (value - average)

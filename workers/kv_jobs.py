@@ -1,0 +1,133 @@
+"""Moves of KV blocks between the HBM pool and the node's tiers, as the engine asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from workers.model import ByteArray
+from workers.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class LoadJob:
+    """Load the head run of `keys` that the tiers hold into `block_ids`, one block per key.
+
+    tail_key: a partial block to load into block_ids[len(keys)], only behind a complete run, and
+    dropped from the tiers once it is here. The engine sets `is_abandoned`; the mover then stops at
+    the next block. The mover answers every job, after which it touches the blocks no more:
+    num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none).
+    """
+
+    sequence: Sequence
+    keys: list[bytes]
+    block_ids: list[int]
+    tail_key: bytes | None = None
+    is_abandoned: bool = False
+    num_loaded: int = 0
+    num_tail_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class StoreJob:
+    """Store full, computed blocks under their keys, where the tiers lack them and have room.
+
+    sequence: whose hand-over this is; such a job is never dropped and goes before write-through.
+    tail_key, num_tail_tokens: the last of `block_ids` is a partial block with so many tokens, kept
+    for a limited time only. The mover answers every job it took; num_stored blocks were written.
+    """
+
+    keys: list[bytes]
+    block_ids: list[int]
+    sequence: Sequence | None = None
+    tail_key: bytes | None = None
+    num_tail_tokens: int = 0
+    is_abandoned: bool = False
+    num_stored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MoverStats:
+    """Counters since the start, and what is pending now.
+
+    num_truncated_loads: runs cut short by a block that failed its check or a daemon that went
+    away. num_dropped_blocks: write-through blocks given up because the mover was behind.
+    """
+
+    is_connected: bool = False
+    num_loaded_blocks: int = 0
+    num_stored_blocks: int = 0
+    num_dropped_blocks: int = 0
+    num_truncated_loads: int = 0
+    num_unavailable: int = 0
+    num_pending_blocks: int = 0
+    num_loaded_bytes: int = 0
+    num_stored_bytes: int = 0
+    load_busy_s: float = 0.0
+    store_busy_s: float = 0.0
+
+
+Deliver = Callable[[LoadJob | StoreJob], None]
+
+
+class KvMover(Protocol):
+    """Moves blocks in the background. All methods are called on the engine thread.
+
+    A block named in a job that was taken stays held by the engine until the job is delivered.
+    """
+
+    @property
+    def is_enabled(self) -> bool:
+        """False: there is no tier below HBM; nothing may be submitted."""
+        ...
+
+    def start(self, pool: ByteArray, block_tokens: int, deliver: Deliver) -> None:
+        """Take the pool, uint8 (num_blocks, block_bytes). `deliver` may be called on any thread."""
+        ...
+
+    def load(self, job: LoadJob) -> None:
+        """Take the job; loads go before stores."""
+        ...
+
+    def store(self, job: StoreJob) -> bool:
+        """Take the job; False: dropped, for the mover is behind (never a hand-over)."""
+        ...
+
+    def stop(self) -> None:
+        """Deliver every job that was taken, then let go of the pool."""
+        ...
+
+    def stats(self) -> MoverStats:
+        """Counters; any thread."""
+        ...
+
+
+@dataclass(slots=True)
+class NoCache:
+    """The mover of a worker without a cache daemon: HBM is the only tier."""
+
+    is_enabled: bool = field(default=False, init=False)
+
+    def start(self, pool: ByteArray, block_tokens: int, deliver: Deliver) -> None:
+        """See the port; nothing is moved."""
+
+    def load(self, job: LoadJob) -> None:
+        """Refused: see `is_enabled`."""
+        raise NoTierBelow
+
+    def store(self, job: StoreJob) -> bool:
+        """Dropped: there is nowhere to store."""
+        del job
+        return False
+
+    def stop(self) -> None:
+        """See the port."""
+
+    def stats(self) -> MoverStats:
+        """See the port; all zero."""
+        return MoverStats()
+
+
+class NoTierBelow(Exception):
+    """A load was submitted to a mover that has no tier; a fault of the caller."""

@@ -1,0 +1,262 @@
+"""The thread that moves KV blocks between the HBM pool and the node's cache daemon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from tiering.errors import LayoutMismatch, TieringError
+from tiering.kvd.client import KvdClient
+from tiering.lease import Reservation
+from workers.kv_jobs import Deliver, KvMover, LoadJob, MoverStats, NoCache, StoreJob
+from workers.model import ByteArray
+
+__all__ = ["KvMover", "KvdMover", "NoCache"]
+
+log = structlog.get_logger(__name__)
+
+TAIL_LIFETIME_S = 60.0
+_FIRST_BACKOFF_S = 0.05
+_LAST_BACKOFF_S = 2.0
+_MISMATCH_BACKOFF_S = 30.0
+_RUN_BLOCKS = 32  # blocks reserved and committed at once; loads wait for one such run at most
+
+
+class KvdMover:
+    """Owns one `KvdClient` on a thread of its own; see the port `KvMover`.
+
+    Loads go first, then hand-overs, then write-through. A daemon that is away makes loads misses
+    and stores no-ops, and is asked again after a back-off that doubles up to 2 s.
+    """
+
+    is_enabled = True
+
+    def __init__(self, make_client: Callable[[], KvdClient], *, max_pending_blocks: int) -> None:
+        """`make_client` builds an unconnected client; it is called again for each connection.
+
+        max_pending_blocks: write-through blocks that may wait; these are held in HBM meanwhile.
+        """
+        self._make_client = make_client
+        self._max_pending_blocks = max_pending_blocks
+        self._client: KvdClient | None = None
+        self._backoff_s = 0.0
+        self._retry_at_s = 0.0
+        self._loads: deque[LoadJob] = deque()
+        self._hand_overs: deque[StoreJob] = deque()
+        self._stores: deque[StoreJob] = deque()
+        self._num_pending_blocks = 0
+        self._num_dropped_blocks = 0
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._stats = MoverStats()
+        self._thread = threading.Thread(target=self._run, name="kv-mover", daemon=True)
+
+    def start(self, pool: ByteArray, block_tokens: int, deliver: Deliver) -> None:
+        """See the port."""
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._deliver = deliver
+        self._thread.start()
+
+    def load(self, job: LoadJob) -> None:
+        """See the port."""
+        with self._changed:
+            self._loads.append(job)
+            self._changed.notify()
+
+    def store(self, job: StoreJob) -> bool:
+        """See the port."""
+        with self._changed:
+            if job.sequence is not None:
+                self._hand_overs.append(job)
+            elif self._num_pending_blocks + len(job.block_ids) > self._max_pending_blocks:
+                self._num_dropped_blocks += len(job.block_ids)
+                return False
+            else:
+                self._stores.append(job)
+                self._num_pending_blocks += len(job.block_ids)
+            self._changed.notify()
+        return True
+
+    def stop(self) -> None:
+        """See the port."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def stats(self) -> MoverStats:
+        """See the port."""
+        return replace(
+            self._stats,
+            is_connected=self._client is not None,
+            num_pending_blocks=self._num_pending_blocks,
+            num_dropped_blocks=self._num_dropped_blocks,
+        )
+
+    def _run(self) -> None:
+        self._connected_client()
+        while jobs := self._next_jobs():
+            client = self._connected_client()
+            if client is not None:
+                self._move(client, jobs)
+            for job in jobs:
+                self._deliver(job)
+        self._disconnect()
+
+    def _next_jobs(self) -> list[LoadJob | StoreJob]:
+        """A load, a hand-over, or a run of write-through; empty once stopping and all are done."""
+        with self._changed:
+            while True:
+                if self._loads:
+                    return [self._loads.popleft()]
+                if self._hand_overs:
+                    return [self._hand_overs.popleft()]
+                if self._stores:
+                    return self._pop_stores()
+                if self._is_stopping:
+                    return []
+                self._changed.wait()
+
+    def _pop_stores(self) -> list[LoadJob | StoreJob]:
+        jobs: list[LoadJob | StoreJob] = []
+        num_blocks = 0
+        while self._stores and (not jobs or num_blocks < _RUN_BLOCKS):
+            jobs.append(self._stores.popleft())
+            num_blocks += len(jobs[-1].block_ids)
+        self._num_pending_blocks -= num_blocks
+        return jobs
+
+    def _move(self, client: KvdClient, jobs: list[LoadJob | StoreJob]) -> None:
+        """Run jobs of one kind; what fails is a miss or a dropped store, never an error."""
+        try:
+            match jobs:
+                case [LoadJob() as job]:
+                    if not job.is_abandoned:
+                        self._load(client, job)
+                case [StoreJob() as job] if job.sequence is not None:
+                    self._hand_over(client, job)
+                case _:
+                    self._write_through(client, jobs)
+        except TieringError as error:
+            self._lose_connection(error)
+        except Exception:
+            # The edge of this thread: were it to die, every sequence would wait for its blocks.
+            log.exception("kv_move_failed", num_jobs=len(jobs))
+            self._lose_connection(None)
+
+    def _load(self, client: KvdClient, job: LoadJob) -> None:
+        started_s = time.perf_counter()
+        wanted = job.keys if job.tail_key is None else [*job.keys, job.tail_key]
+        lease = client.acquire(wanted)
+        try:
+            for index, block in enumerate(lease.blocks):
+                if job.is_abandoned:
+                    break
+                if not client.load(lease, index, self._pool[job.block_ids[index]]):
+                    log.warning("kv_block_refused", tier=block.tier, num_before=index)
+                    self._count(num_truncated_loads=1)
+                    break
+                if index < len(job.keys):
+                    job.num_loaded += 1
+                else:
+                    job.num_tail_tokens = block.num_tokens
+        finally:
+            client.release(lease)
+            num_blocks = job.num_loaded + bool(job.num_tail_tokens)
+            self._count(
+                num_loaded_blocks=num_blocks,
+                num_loaded_bytes=num_blocks * self._pool.shape[1],
+                load_busy_s=time.perf_counter() - started_s,
+            )
+        if job.num_tail_tokens and job.tail_key is not None:
+            client.discard([job.tail_key])
+
+    def _hand_over(self, client: KvdClient, job: StoreJob) -> None:
+        num_full = len(job.keys)
+        for start in range(0, num_full, _RUN_BLOCKS):
+            if job.is_abandoned:
+                return
+            end = min(start + _RUN_BLOCKS, num_full)
+            blocks = job.block_ids[start:end]
+            job.num_stored += self._store(client, job.keys[start:end], blocks, self._block_tokens)
+        if job.tail_key is not None and not job.is_abandoned:
+            tail = (client, [job.tail_key], job.block_ids[num_full:], job.num_tail_tokens)
+            job.num_stored += self._store(*tail, lifetime_s=TAIL_LIFETIME_S)
+
+    def _write_through(self, client: KvdClient, jobs: list[LoadJob | StoreJob]) -> None:
+        keys = [key for job in jobs for key in job.keys]
+        block_ids = [block_id for job in jobs for block_id in job.block_ids]
+        self._store(client, keys, block_ids, self._block_tokens)
+
+    def _store(
+        self,
+        client: KvdClient,
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        num_tokens: int,
+        *,
+        lifetime_s: float | None = None,
+    ) -> int:
+        """Write the blocks that kvd lacks and has room for; published all at once or not at all.
+
+        On an error the caller drops the connection, which makes kvd abort the reservations.
+        """
+        started_s = time.perf_counter()
+        reservations = client.reserve(keys, lifetime_s=lifetime_s)
+        granted: list[Reservation] = []
+        for reservation, block_id in zip(reservations, block_ids, strict=True):
+            if reservation is not None:
+                client.write(reservation, self._pool[block_id], num_tokens)
+                granted.append(reservation)
+        num_stored = client.commit(granted) if granted else 0
+        self._count(
+            num_stored_blocks=num_stored,
+            num_stored_bytes=num_stored * self._pool.shape[1],
+            store_busy_s=time.perf_counter() - started_s,
+        )
+        return num_stored
+
+    def _connected_client(self) -> KvdClient | None:
+        """A connected client; None while the daemon is away and the back-off runs."""
+        if self._client is not None:
+            return self._client
+        if time.monotonic() < self._retry_at_s:
+            return None
+        client = self._make_client()
+        try:
+            client.connect()
+        except LayoutMismatch as error:
+            log.warning("kvd_layout_mismatch", reason=str(error), retry_in_s=_MISMATCH_BACKOFF_S)
+            self._retry_at_s = time.monotonic() + _MISMATCH_BACKOFF_S
+            return None
+        except TieringError as error:
+            self._lose_connection(error)
+            return None
+        self._client = client
+        self._backoff_s = 0.0
+        return client
+
+    def _lose_connection(self, error: TieringError | None) -> None:
+        self._disconnect()
+        self._backoff_s = min(max(2 * self._backoff_s, _FIRST_BACKOFF_S), _LAST_BACKOFF_S)
+        self._retry_at_s = time.monotonic() + self._backoff_s
+        self._count(num_unavailable=1)
+        if error is not None:
+            log.warning("kvd_lost", reason=str(error), retry_in_s=self._backoff_s)
+
+    def _disconnect(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _count(self, **changes: float) -> None:
+        """Add to the counters; called on the mover's thread only."""
+        sums = {name: getattr(self._stats, name) + change for name, change in changes.items()}
+        self._stats = replace(self._stats, **sums)

@@ -1,0 +1,271 @@
+"""A worker process, put together: settings are read here and nowhere else below."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from celery import signals
+
+from pipeline.errors import StoreUnavailable
+from pipeline.intake.detokenizer import StopMatcher
+from pipeline.intake.vocabulary import load_vocabulary
+from pipeline.ledger.claim import TailHint
+from pipeline.ledger.keys import UNPLACED_QUEUE
+from pipeline.ledger.overview import LedgerOverview
+from pipeline.ledger.store import connect
+from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.logs import configure_logs
+from pipeline.scheduling.fleet import Fleet, Role, WorkerState, queues_of
+from pipeline.scheduling.router import choose_decode, choose_entry
+from pipeline.settings import PipelineSettings, load_pipeline_settings, refuse_unknown_names
+from pipeline.tasks.app import make_app, transport_options
+from pipeline.tasks.publisher import Publisher
+from pipeline.tasks.upkeep import Upkeep
+from tiering.block_hash import namespace_root
+from tiering.kvd.client import KvdClient
+from workers.engine_pool import EnginePool, install_safe_qos
+from workers.heartbeat import ControlListener, Heartbeat
+from workers.kv_mover import KvdMover, KvMover, NoCache
+from workers.model import ModelRunner, ModelSpec
+from workers.models.load import load_runner
+from workers.request_desk import RequestDesk
+from workers.sequence import Sequence
+from workers.settings import WorkerSettings
+from workers.step_loop import Engine
+from workers.token_sink import TokenSink
+
+log = structlog.get_logger(__name__)
+
+# A cache daemon that is frozen must not hold a prompt for longer than computing it would.
+KVD_TIMEOUT_S = 1.0
+
+
+@dataclass(slots=True)
+class HandOver:
+    """Gives prefilled sequences to the decode node that has most room."""
+
+    worker: str
+    namespace: str
+    ledger: WorkerLedger
+    overview: LedgerOverview
+    publisher: Publisher
+
+    def __call__(self, sequence: Sequence, tail: TailHint | None) -> bool:
+        """False if the attempt is stale. Raises `StoreUnavailable`."""
+        now_ms, beats = self.overview.beats()
+        queue = choose_decode(Fleet.decode(beats, now_ms), self.namespace) or UNPLACED_QUEUE
+        priority = self.ledger.hand_over(
+            sequence.request_id, self.worker, sequence.attempt, queue, tail
+        )
+        if priority is None:
+            return False
+        self.publisher.publish(sequence.request_id, queue, priority)
+        return True
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, shared: PipelineSettings, settings: WorkerSettings) -> None:
+        self._shared = shared
+        self._settings = settings
+        name = settings.name or f"{settings.role}-{os.getpid()}"
+        self.hostname = f"{name}@{shared.node}"
+        # A restarted worker is another one: its old name must not protect what the dead one owned.
+        self.worker_id = f"{self.hostname}#{uuid.uuid4().hex[:8]}"
+        self._queues = queues_of(settings.role, shared.node)
+        self._is_draining = False
+        self._runner = load_runner(
+            shared.engine,
+            shared.model,
+            block_tokens=settings.block_tokens,
+            dtype=settings.dtype,
+            step_delay_ms=settings.step_delay_ms,
+        )
+        self._engine_settings = settings.engine_settings(self._runner.spec.layout)
+        self._namespace = _key_root(self._runner.spec, "").hex()
+        self._desk = RequestDesk(
+            self.worker_id,
+            self._queues,
+            hands_over=settings.role is Role.PREFILL,
+            ledger=self._new_ledger(),
+            key_root_for=lambda salt: _key_root(self._runner.spec, salt),
+        )
+        sink_client = connect(shared.redis_url)
+        self._sink = TokenSink(
+            self.worker_id,
+            self._ledger_on(sink_client),
+            self._desk,
+            HandOver(
+                self.worker_id,
+                self._namespace,
+                self._ledger_on(sink_client),
+                LedgerOverview(sink_client),
+                Publisher(make_app(shared.redis_url)),
+            ),
+        )
+        self._engine = self._make_engine(self._runner)
+        self._desk.engine, self._desk.sink = self._engine, self._sink
+        self._heartbeat = Heartbeat(
+            self.worker_id,
+            self._new_ledger(),
+            shared.lease_s,
+            self._state,
+            lambda: not self._engine.failed.is_set(),
+            self._engine.cancel,
+        )
+        self._control = ControlListener(
+            self.worker_id, connect(shared.redis_url), self._engine.cancel
+        )
+        upkeep_client = connect(shared.redis_url)
+        self._upkeep = Upkeep(
+            self.worker_id,
+            LedgerOverview(upkeep_client),
+            self._ledger_on(upkeep_client),
+            Publisher(make_app(shared.redis_url)),
+            shared.lease_s,
+        )
+
+    def _new_ledger(self) -> WorkerLedger:
+        return self._ledger_on(connect(self._shared.redis_url))
+
+    def _ledger_on(self, client: Any) -> WorkerLedger:
+        return WorkerLedger(
+            client,
+            max_attempts=self._shared.max_attempts,
+            retention_s=self._shared.retention_s,
+        )
+
+    def _make_engine(self, runner: ModelRunner) -> Engine:
+        vocabulary = load_vocabulary(self._shared.engine, self._shared.model)
+
+        def stop_matcher(sequence: Sequence) -> StopMatcher | None:
+            stop = sequence.sampling.stop
+            return StopMatcher(vocabulary, stop) if stop else None
+
+        return Engine(runner, self._engine_settings, self._make_mover(), self._sink, stop_matcher)
+
+    def _make_mover(self) -> KvMover:
+        socket_path = self._settings.kvd_socket
+        if not self._settings.kvd or socket_path is None:
+            return NoCache()
+        block_bytes = self._runner.spec.layout.block_bytes
+        return KvdMover(
+            lambda: KvdClient(socket_path, block_bytes, self.worker_id, timeout_s=KVD_TIMEOUT_S),
+            max_pending_blocks=max(32, self._engine_settings.num_blocks // 4),
+        )
+
+    def _state(self) -> WorkerState:
+        stats = self._engine.stats()
+        return WorkerState(
+            worker=self.worker_id,
+            node=self._shared.node,
+            role=self._settings.role,
+            model=self._shared.served_model_name,
+            namespace=self._namespace,
+            queues=self._queues,
+            capacity=self._engine_settings.max_batch_sequences,
+            is_draining=self._is_draining,
+            num_running=stats.running + stats.loading + stats.storing,
+            num_waiting=stats.waiting,
+            num_blocks=stats.total_blocks,
+            num_used_blocks=stats.used_blocks,
+            num_cached_blocks=stats.cached_blocks,
+            num_steps=stats.num_steps,
+            num_prefill_tokens=stats.num_prefill_tokens,
+            num_decode_tokens=stats.num_decode_tokens,
+            num_cached_tokens=stats.num_cached_tokens,
+        )
+
+    def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        self._engine.start()
+        self._engine.ready.wait()
+        if self._engine.failed.is_set():
+            log.error("worker_engine_did_not_start", worker=self.worker_id)
+            return 1
+        self._sink.start()
+        self._control.start()
+        self._heartbeat.start()
+        self._upkeep.start()
+        threading.Thread(target=self._watch_engine, name="watchdog", daemon=True).start()
+        return self._consume()
+
+    def _consume(self) -> int:
+        install_safe_qos()
+        app = make_app(self._shared.redis_url)
+        app.conf.broker_transport_options = transport_options(self.worker_id)
+        celery_worker = app.Worker(
+            hostname=self.hostname,
+            pool_cls=EnginePool.bound_to(self._desk, self._drain),
+            # What may wait inside this worker: Celery prefetches as much as it may run at once, and
+            # a sequence stops counting when the engine admits it.
+            concurrency=self._engine_settings.max_waiting,
+            queues=list(self._queues),
+            loglevel=self._shared.log_level.upper(),
+            task_events=True,
+            without_gossip=True,
+            without_mingle=True,
+        )
+
+        def announce(**_: object) -> None:
+            log.info(
+                "worker_ready",
+                worker=self.worker_id,
+                role=str(self._settings.role),
+                queues=list(self._queues),
+            )
+
+        signals.worker_ready.connect(announce, weak=False)
+        celery_worker.start()
+        return int(celery_worker.exitcode or 0)
+
+    def _drain(self) -> None:
+        """Finish what runs, give back what does not finish in time, strike the worker off."""
+        self._is_draining = True
+        self._desk.refuse_more()
+        left = self._engine.stop(self._settings.drain_s)
+        self._sink.close()
+        self._desk.give_back(left, self._queue_elsewhere() if left else UNPLACED_QUEUE)
+        self._upkeep.close()
+        self._control.close()
+        self._heartbeat.close()
+
+    def _queue_elsewhere(self) -> str:
+        try:
+            now_ms, beats = self._upkeep.overview.beats()
+        except StoreUnavailable:
+            return UNPLACED_QUEUE
+        fleet = Fleet.decode(beats, now_ms).without(self.worker_id)
+        if self._settings.role is Role.DECODE:
+            return choose_decode(fleet, self._namespace) or UNPLACED_QUEUE
+        return choose_entry(fleet)
+
+    def _watch_engine(self) -> None:
+        """A worker without its engine is of no use: end, so that the supervisor starts another."""
+        self._engine.failed.wait()
+        log.critical("engine_failed_worker_ends", worker=self.worker_id)
+        os._exit(1)
+
+
+def _key_root(spec: ModelSpec, salt: str) -> bytes:
+    return namespace_root(
+        {"fingerprint": spec.fingerprint, "layout": spec.layout.describe(), "salt": salt}
+    )
+
+
+def main() -> int:
+    """Entry of `python -m workers`."""
+    refuse_unknown_names(WorkerSettings, os.environ)
+    shared = load_pipeline_settings()
+    configure_logs(shared.log_level, shared.log_format)
+    settings = WorkerSettings()
+    if settings.threads is not None:
+        # Read by OpenMP when torch is loaded, which happens with the model.
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
+    return Worker(shared, settings).run()

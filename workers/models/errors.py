@@ -1,0 +1,73 @@
+"""Errors of the engines.
+
+ModelError
+├── ModelRefused        the model cannot be run exactly: choose another, the reason says why
+├── ModelFilesMissing   the directory is no complete model: convert or download it again
+├── EngineNotKnown      no engine has this name: choose one of those named
+├── PoolMismatch        the pool was laid out for another model: a fault of the caller
+└── PoolNotBound        `forward` before `bind_pool`: a fault of the caller
+"""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """An engine cannot do what was asked."""
+
+
+class ModelRefused(ModelError):
+    """The engine would not compute exactly what the model's makers defined."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(model, reason)
+        self.model = model
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot run {self.model}: {self.reason}"
+
+
+class ModelFilesMissing(ModelError):
+    """A model lacks a file, or a weight in its files, that the engine needs."""
+
+    def __init__(self, model: str, missing: str) -> None:
+        super().__init__(model, missing)
+        self.model = model
+        self.missing = missing
+
+    def __str__(self) -> str:
+        return f"{self.model} has no {self.missing}"
+
+
+class EngineNotKnown(ModelError):
+    """No engine has the name that was asked for."""
+
+    def __init__(self, engine: str, known: tuple[str, ...]) -> None:
+        super().__init__(engine, known)
+        self.engine = engine
+        self.known = known
+
+    def __str__(self) -> str:
+        return f"no engine is called {self.engine!r}; there are {', '.join(self.known)}"
+
+
+class PoolMismatch(ModelError):
+    """The pool's blocks have another size than the model's."""
+
+    def __init__(self, pool_block_bytes: int, model_block_bytes: int) -> None:
+        super().__init__(pool_block_bytes, model_block_bytes)
+        self.pool_block_bytes = pool_block_bytes
+        self.model_block_bytes = model_block_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"the pool has blocks of {self.pool_block_bytes} bytes, "
+            f"the model's are {self.model_block_bytes}"
+        )
+
+
+class PoolNotBound(ModelError):
+    """A step was asked for before the engine was given its pool."""
+
+    def __str__(self) -> str:
+        return "bind_pool comes before forward"

@@ -1,0 +1,198 @@
+"""Between the queue and the engine: claims requests, makes sequences of them, reports their end.
+
+Knows no Celery: a caller opens a request and hears through its `Ticket` what became of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from pipeline.errors import StoreUnavailable
+from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal
+from pipeline.ledger.keys import UNPLACED_QUEUE
+from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.protocol.failure import Ending, FinishReason
+from pipeline.tasks.results import TaskResult
+from tiering.block_hash import tail_key
+from workers.sequence import Sequence
+from workers.step_loop import Engine, EngineStopped
+from workers.token_sink import TokenSink
+
+log = structlog.get_logger(__name__)
+
+CLAIM_RETRY_S = 0.2
+
+
+class Ticket(Protocol):
+    """The caller's end of one opened request."""
+
+    def on_admitted(self) -> None:
+        """The request runs here."""
+        ...
+
+    def on_done(self, result: TaskResult) -> None:
+        """Nothing more will happen here; called exactly once."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestDesk:
+    """One per worker process.
+
+    `key_root_for` gives the root of a tenant's block keys. `hands_over` is true on prefill workers.
+    """
+
+    worker: str
+    queues: tuple[str, ...]
+    hands_over: bool
+    ledger: WorkerLedger
+    key_root_for: Callable[[str], bytes]
+    engine: Engine = field(init=False)
+    sink: TokenSink = field(init=False)
+    _tickets: dict[str, Ticket] = field(default_factory=dict)
+    _attempts: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_closing: bool = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were opened and are not done."""
+        return len(self._tickets)
+
+    def open(self, request_id: str, ticket: Ticket) -> None:
+        """Claim a request and give it to the engine; may wait for Redis.
+
+        A message that leads to no work (it came twice, the request was cancelled or moved) is done at
+        once.
+        """
+        with self._lock:
+            is_twice = request_id in self._tickets
+            if not is_twice:
+                self._tickets[request_id] = ticket
+        if is_twice:
+            ticket.on_done(_result("ignored", str(ClaimRefusal.TAKEN)))
+            return
+        claim = self._claim(request_id)
+        if not isinstance(claim, ClaimedRequest):
+            outcome = "cancelled" if claim is ClaimRefusal.CANCELLED else str(claim)
+            log.info("claim_refused", request_id=request_id, why=outcome)
+            self._done(request_id, _result("ignored", outcome))
+            return
+        sequence = self._make_sequence(claim)
+        with self._lock:
+            self._attempts[request_id] = claim.attempt
+        self.sink.open(sequence, claim.logged)
+        try:
+            self.engine.submit(sequence)
+        except EngineStopped:
+            # Claimed while the worker was closing: it goes to another one.
+            self.give_back([sequence], UNPLACED_QUEUE)
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request for good: in the ledger, and through it here. Raises `StoreUnavailable`."""
+        self.ledger.cancel(request_id)
+
+    def give_back(self, sequences: list[Sequence], queue: str) -> None:
+        """Return what the engine did not finish to the ledger, for another worker.
+
+        No message is sent: upkeep sends it, as for any request whose message is missing.
+        """
+        for sequence in sequences:
+            self.sink.forget(sequence.request_id, sequence.attempt)
+            try:
+                self.ledger.give_back(sequence.request_id, self.worker, queue)
+            except StoreUnavailable as error:
+                log.error("give_back_failed", request_id=sequence.request_id, error=str(error))
+            self._done(sequence.request_id, _result("superseded", "returned", sequence))
+
+    def refuse_more(self) -> None:
+        """Open nothing from now on: what arrives stays queued."""
+        self._is_closing = True
+
+    def on_admitted(self, sequence: Sequence) -> None:
+        """See `SinkListener`."""
+        ticket = self._tickets.get(sequence.request_id)
+        if ticket is not None:
+            ticket.on_admitted()
+
+    def on_ended(self, sequence: Sequence) -> None:
+        """See `SinkListener`."""
+        ending = sequence.ending or Ending(reason=FinishReason.STOP)
+        if ending.failure is not None:
+            result = _result("failed", ending.encode(), sequence)
+        elif ending.reason is FinishReason.CANCELLED:
+            result = _result("ignored", "cancelled", sequence)
+        else:
+            result = _result("finished", ending.encode(), sequence)
+        self._done(sequence.request_id, result)
+
+    def on_handed_over(self, sequence: Sequence) -> None:
+        """See `SinkListener`."""
+        self._done(sequence.request_id, _result("handed_over", "", sequence))
+
+    def on_superseded(self, request_id: str, attempt: int) -> None:
+        """See `SinkListener`."""
+        log.warning("attempt_superseded", request_id=request_id, attempt=attempt)
+        self.engine.cancel(request_id, attempt, silent=True)
+        if self._attempts.get(request_id) == attempt:
+            self._done(request_id, _result("superseded", ""))
+
+    def on_cancelled(self, request_id: str) -> None:
+        """See `SinkListener`."""
+        self.engine.cancel(request_id)
+
+    def _done(self, request_id: str, result: TaskResult) -> None:
+        with self._lock:
+            ticket = self._tickets.pop(request_id, None)
+            self._attempts.pop(request_id, None)
+        if ticket is not None:
+            ticket.on_done(result)
+
+    def _claim(self, request_id: str) -> ClaimedRequest | ClaimRefusal:
+        """Ask until the ledger answers; asking twice is harmless."""
+        is_first = True
+        while not self._is_closing:
+            try:
+                return self.ledger.claim(request_id, self.worker, self.queues)
+            except StoreUnavailable as error:
+                if is_first:
+                    log.warning("claim_retried", request_id=request_id, error=str(error))
+                is_first = False
+                time.sleep(CLAIM_RETRY_S)
+        return ClaimRefusal.MOVED
+
+    def _make_sequence(self, claim: ClaimedRequest) -> Sequence:
+        root = self.key_root_for(claim.tenant_salt)
+        tail = claim.tail
+        return Sequence(
+            request_id=claim.request_id,
+            attempt=claim.attempt,
+            tokens=claim.prompt_tokens + [record.token_id for record in claim.logged],
+            num_prompt_tokens=len(claim.prompt_tokens),
+            sampling=claim.sampling,
+            key_root=root,
+            priority=claim.priority,
+            tenant=claim.tenant,
+            num_logged=len(claim.logged),
+            hands_over=self.hands_over,
+            tail_key=(
+                tail_key(root, claim.request_id, tail.attempt, tail.num_tokens) if tail else None
+            ),
+            deadline_s=time.monotonic() + claim.remaining_s,
+        )
+
+
+def _result(outcome: str, ending: str, sequence: Sequence | None = None) -> TaskResult:
+    return TaskResult(
+        outcome=outcome,  # type: ignore[typeddict-item]
+        ending=ending,
+        prompt_tokens=sequence.num_prompt_tokens if sequence else 0,
+        cached_tokens=sequence.num_cached if sequence else 0,
+        output_tokens=sequence.num_generated if sequence else 0,
+    )

@@ -1,0 +1,204 @@
+"""Which sequences hold blocks, and which of them run in the next step."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from workers.batch import ScheduledChunk
+from workers.block_table import BlockPool
+from workers.sequence import SequencePhase
+from workers.sequence_run import SequenceRun, num_blocks_for
+from workers.settings import EngineSettings
+
+_PREFILL_SHARE = 4  # while prompts wait, decode rows leave them a fourth of a step
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: `chunks` to run, decode rows first.
+
+    preempted: gave their blocks back and wait again. unfit: will never fit the pool; the engine
+    ends them.
+    """
+
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    preempted: list[SequenceRun] = field(default_factory=list)
+    unfit: list[SequenceRun] = field(default_factory=list)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill over one block pool. Pure: no clock, no thread.
+
+    Admission goes strictly by rank (priority, then arrival) and takes the blocks of the whole
+    prompt at once, so that a load and the first decode block never wait for each other. While
+    others run, it leaves one block for each of them to grow into. Decode grows block by block; when
+    the pool is out, the lowest-ranked running sequence gives its blocks back and waits again.
+    """
+
+    def __init__(self, blocks: BlockPool, settings: EngineSettings) -> None:
+        self._blocks = blocks
+        self._settings = settings
+        self._waiting: list[SequenceRun] = []
+        self._running: list[SequenceRun] = []
+        self._num_loading = 0
+        self._turn = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without blocks."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that take part in steps."""
+        return len(self._running)
+
+    @property
+    def num_loading(self) -> int:
+        """Admitted sequences whose cached blocks are on the way."""
+        return self._num_loading
+
+    def fits(self, run: SequenceRun) -> bool:
+        """False if not even the empty pool holds the tokens known so far and the next one."""
+        return self._num_blocks_at_start(run) <= self._blocks.num_total
+
+    def add(self, run: SequenceRun) -> None:
+        """Let the run wait for admission."""
+        run.sequence.phase = SequencePhase.WAITING
+        insort(self._waiting, run, key=lambda waiting: waiting.rank)
+
+    def admit(self, *, is_draining: bool = False) -> list[SequenceRun]:
+        """Give blocks to waiting runs in order, as far as they and the limits reach.
+
+        The caller lets each either `start` at once or load first. Blocks found in HBM are shared
+        and counted as computed. While draining only preempted runs come back.
+        """
+        admitted: list[SequenceRun] = []
+        for run in list(self._waiting):
+            if is_draining and not run.was_admitted:
+                continue
+            num_active = len(self._running) + self._num_loading
+            if num_active >= self._settings.max_batch_sequences or not self._take_blocks(run):
+                break
+            self._waiting.remove(run)
+            run.sequence.phase = SequencePhase.LOADING
+            self._num_loading += 1
+            admitted.append(run)
+        return admitted
+
+    def start(self, run: SequenceRun) -> None:
+        """The admitted run has all blocks it will get from the tiers; it takes part in steps."""
+        self._num_loading -= 1
+        run.sequence.phase = SequencePhase.RUNNING
+        insort(self._running, run, key=lambda running: running.rank)
+
+    def leave(self, run: SequenceRun) -> None:
+        """Take the run out of whatever line it stands in; its blocks stay held."""
+        match run.sequence.phase:
+            case SequencePhase.WAITING:
+                self._waiting.remove(run)
+            case SequencePhase.LOADING:
+                self._num_loading -= 1
+            case SequencePhase.RUNNING:
+                self._running.remove(run)
+            case SequencePhase.STORING | SequencePhase.DONE:
+                pass
+
+    def release(self, run: SequenceRun) -> None:
+        """Give the run's blocks back; `num_computed` still tells how far it came."""
+        self._blocks.release(run.sequence.block_ids)
+        run.forget_blocks()
+
+    def plan_step(self, *, is_mover_busy: bool) -> StepPlan:
+        """Choose the next step and grow block tables for it.
+
+        is_mover_busy: blocks may come back without a preemption once the mover has answered, so
+        nothing is judged unfit yet.
+        """
+        plan = StepPlan()
+        decoding = [run for run in self._running if run.num_pending == 1]
+        prefilling = [run for run in self._running if run.num_pending > 1]
+        budget = self._settings.max_batch_tokens
+        num_rows = budget - max(1, budget // _PREFILL_SHARE) if prefilling else budget
+        if len(decoding) > num_rows:  # in turns, so that nobody is left out for good
+            decoding.sort(key=lambda run: run.last_turn)
+        for run in decoding[:num_rows]:
+            if self._place(plan, run, 1, is_mover_busy=is_mover_busy):
+                budget -= 1
+        for run in prefilling:
+            num_tokens = min(run.num_pending, budget)
+            if num_tokens and self._place(plan, run, num_tokens, is_mover_busy=is_mover_busy):
+                budget -= num_tokens
+        if plan.preempted:
+            plan.chunks = [chunk for chunk in plan.chunks if chunk.run not in plan.preempted]
+        return plan
+
+    def _place(
+        self, plan: StepPlan, run: SequenceRun, num_tokens: int, *, is_mover_busy: bool
+    ) -> bool:
+        if run.sequence.phase is not SequencePhase.RUNNING:
+            return False
+        if not self._grow(plan, run, num_tokens, is_mover_busy=is_mover_busy):
+            return False
+        self._turn += 1
+        run.last_turn = self._turn
+        plan.chunks.append(ScheduledChunk(run, num_tokens))
+        return True
+
+    def _grow(
+        self, plan: StepPlan, run: SequenceRun, num_tokens: int, *, is_mover_busy: bool
+    ) -> bool:
+        """Extend the block table for the next tokens, by preemption if it must be."""
+        sequence = run.sequence
+        num_needed = num_blocks_for(
+            sequence.num_computed + num_tokens, self._settings.block_tokens
+        ) - len(sequence.block_ids)
+        while num_needed > self._blocks.num_available:
+            victim = self._running[-1]
+            if victim is not run:
+                self._preempt(plan, victim)
+            elif len(self._running) > 1:
+                self._preempt(plan, run)
+                return False
+            else:
+                if not is_mover_busy:
+                    plan.unfit.append(run)
+                return False
+            if is_mover_busy and num_needed > self._blocks.num_available:
+                return False  # stores still hold the victim's blocks; they end within a step or so
+        if num_needed > 0:
+            sequence.block_ids += self._blocks.allocate(num_needed)
+        return True
+
+    def _preempt(self, plan: StepPlan, run: SequenceRun) -> None:
+        self._running.remove(run)
+        self.release(run)
+        run.sequence.num_computed = 0
+        plan.preempted.append(run)
+        self.add(run)
+
+    def _take_blocks(self, run: SequenceRun) -> bool:
+        sequence = run.sequence
+        block_tokens = self._settings.block_tokens
+        shared: list[int] = []
+        if self._settings.prefix_cache:
+            shared = self._blocks.match(run.reusable_keys(block_tokens))
+        headroom = len(self._running) + self._num_loading
+        self._blocks.hold(shared)
+        num_wanted = self._num_blocks_at_start(run) - len(shared) + headroom
+        if num_wanted > self._blocks.num_available:
+            self._blocks.release(shared)
+            return False
+        num_new = num_blocks_for(len(sequence.tokens), block_tokens) - len(shared)
+        sequence.block_ids = shared + self._blocks.allocate(num_new)
+        sequence.num_computed = len(shared) * block_tokens
+        run.num_settled_blocks = len(shared)
+        return True
+
+    def _num_blocks_at_start(self, run: SequenceRun) -> int:
+        """Blocks of all known tokens and, unless the next token is the last, of that one too."""
+        sequence = run.sequence
+        is_last = sequence.num_generated + 1 >= sequence.sampling.max_tokens
+        num_tokens = len(sequence.tokens) + (0 if is_last else 1)
+        return num_blocks_for(num_tokens, self._settings.block_tokens)

@@ -1,0 +1,70 @@
+"""A sequence together with what the engine remembers about running it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tiering.block_hash import KeyChain
+from workers.kv_jobs import LoadJob, StoreJob
+from workers.model import Int32Array
+from workers.sequence import Sequence
+from workers.stop_matching import StopMatcher
+
+
+def num_blocks_for(num_tokens: int, block_tokens: int) -> int:
+    """Blocks that hold `num_tokens` tokens."""
+    return -(-num_tokens // block_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class SequenceRun:
+    """One sequence on this engine; touched by the engine thread only.
+
+    arrival: position in the order of submission. chain: None where no block may be shared.
+    num_settled_blocks: head blocks of the table that are registered for reuse already, or came from
+    a tier. job: the move that still reads or writes this run's blocks, if any. table and
+    num_tabled: the block table as an array, kept up to date by the batch builder.
+    """
+
+    sequence: Sequence
+    arrival: int
+    chain: KeyChain | None = None
+    stop_matcher: StopMatcher | None = None
+    num_settled_blocks: int = 0
+    last_turn: int = 0
+    was_admitted: bool = False
+    was_started: bool = False
+    job: LoadJob | StoreJob | None = None
+    table: Int32Array = field(default_factory=lambda: np.zeros(8, dtype=np.int32))
+    num_tabled: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order of service: smaller runs first and is preempted last."""
+        return (int(self.sequence.priority), self.arrival)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens without KV: the rest of the prompt, or the one last sampled."""
+        return len(self.sequence.tokens) - self.sequence.num_computed
+
+    def extend_keys(self, num_tokens: int, block_tokens: int) -> None:
+        """Compute the keys of all full blocks within the first `num_tokens` tokens."""
+        if self.chain is None:
+            return
+        keys = self.sequence.block_keys
+        tokens = self.sequence.tokens
+        for start in range(len(keys) * block_tokens, num_tokens - block_tokens + 1, block_tokens):
+            keys.append(self.chain.extend(tokens[start : start + block_tokens]))
+
+    def reusable_keys(self, block_tokens: int) -> list[bytes]:
+        """Keys of the full blocks that may be taken over: the last token is always computed."""
+        return self.sequence.block_keys[: (len(self.sequence.tokens) - 1) // block_tokens]
+
+    def forget_blocks(self) -> None:
+        """The caller has given the blocks back."""
+        self.sequence.block_ids = []
+        self.num_settled_blocks = 0
+        self.num_tabled = 0

@@ -1,0 +1,92 @@
+"""Settings of a worker process, and the plain values that its engine takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pipeline.scheduling.fleet import Role
+from tiering.block_layout import BlockLayout
+
+DEFAULT_HBM_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What one engine is allowed to hold and to do.
+
+    num_blocks: blocks of the HBM pool. block_tokens: tokens of one block. max_batch_sequences: how
+    many sequences hold blocks at once. max_batch_tokens: tokens of one step, prefill chunks and
+    decode rows together. prefix_cache: full blocks stay in HBM for reuse after their sequence.
+
+    Raises:
+        ValueError: a count is too small to make progress.
+    """
+
+    num_blocks: int
+    block_tokens: int = 16
+    max_batch_sequences: int = 64
+    max_batch_tokens: int = 512
+    max_waiting: int = 4
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.num_blocks, self.block_tokens, self.max_batch_sequences) < 1:
+            raise ValueError(f"an engine needs at least one block, token and sequence: {self}")
+        if self.max_batch_tokens < 2:  # noqa: PLR2004 - one for decode, one for prefill
+            raise ValueError(f"max_batch_tokens is at least 2: {self.max_batch_tokens}")
+
+    @property
+    def max_pending_blocks(self) -> int:
+        """Blocks that may wait to be written through, held in HBM meanwhile: two steps at least."""
+        return max(self.num_blocks // 8, 2 * self.max_batch_tokens // self.block_tokens)
+
+
+class WorkerSettings(BaseSettings):
+    """A worker's environment, `POINTSMAN_WORKER_*`. Read in the composition root only.
+
+    num_blocks wins over hbm_bytes where it is set. threads: None leaves it to the root (cores over
+    workers). step_delay_ms: an added delay per step, honoured by the test engines only.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="POINTSMAN_WORKER_", frozen=True, extra="forbid")
+
+    name: str = Field(default="", description="unique on the node; empty: from role and process")
+    role: Role = Role.BOTH
+    hbm_bytes: int = Field(default=DEFAULT_HBM_BYTES, ge=2**16)
+    num_blocks: int | None = Field(default=None, ge=2)
+    block_tokens: int = Field(default=16, ge=1, le=1024)
+    max_batch_sequences: int = Field(default=64, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=2)
+    max_waiting: int = Field(default=4, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    threads: int | None = Field(default=None, ge=1)
+    step_delay_ms: float = Field(default=0.0, ge=0.0)
+    drain_s: float = Field(default=25.0, ge=0.0)
+    prefix_cache: bool = True
+    kvd: bool = True
+    kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")
+
+    def engine_settings(self, layout: BlockLayout) -> EngineSettings:
+        """The engine's share, with the pool sized for blocks of this layout.
+
+        Raises:
+            ValueError: `hbm_bytes` holds less than two blocks.
+        """
+        num_blocks = self.num_blocks or self.hbm_bytes // layout.block_bytes
+        if num_blocks < 2:  # noqa: PLR2004
+            raise ValueError(
+                f"hbm_bytes={self.hbm_bytes} holds {num_blocks} blocks of {layout.block_bytes} bytes"
+            )
+        return EngineSettings(
+            num_blocks=num_blocks,
+            block_tokens=layout.block_tokens,
+            max_batch_sequences=self.max_batch_sequences,
+            max_batch_tokens=self.max_batch_tokens,
+            max_waiting=self.max_waiting,
+            prefix_cache=self.prefix_cache,
+        )

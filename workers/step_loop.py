@@ -1,0 +1,389 @@
+"""The engine: one thread that owns the device and runs step after step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import numpy as np
+import structlog
+
+from pipeline.protocol.failure import Ending
+from pipeline.protocol.tokens import TokenRecord
+from workers.batch import BatchBuilder, ScheduledChunk
+from workers.block_flow import BlockFlow
+from workers.block_table import BlockPool
+from workers.endings import (
+    BROKEN,
+    CANCELLED,
+    LATE,
+    STOP,
+    ending_after_token,
+    ending_at_start,
+    is_end_token,
+)
+from workers.engine_port import (
+    Cancel,
+    Command,
+    EngineSink,
+    EngineStopped,
+    ForgetCached,
+    Submit,
+)
+from workers.engine_stats import EngineStats, StepMeter
+from workers.kv_jobs import KvMover, LoadJob, StoreJob
+from workers.model import ModelRunner
+from workers.sampling import SampleRow, sample
+from workers.scheduler import Scheduler
+from workers.sequence import Sequence, SequencePhase, StepOutput
+from workers.sequence_run import SequenceRun
+from workers.settings import EngineSettings
+from workers.stop_matching import StopMatcherFactory
+
+__all__ = ["Engine", "EngineSink", "EngineStats", "EngineStopped"]
+
+log = structlog.get_logger(__name__)
+
+_MAX_FAILED_STEPS = 3
+_WATCHDOG_S = 0.25  # an engine with sequences but no step looks again this often
+_LAST_STEP_S = 30.0  # how long `stop` waits for a step under way, beyond the drain
+
+
+class Engine:
+    """Runs sequences until they end or are handed over. See `EngineSink` for what comes back.
+
+    `ready` is set once the first step could run (or the start failed), `failed` when the thread
+    ended by a fault: what is left then comes back from `stop`.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        settings: EngineSettings,
+        mover: KvMover,
+        sink: EngineSink,
+        stop_matcher: StopMatcherFactory,
+    ) -> None:
+        self.ready = threading.Event()
+        self.failed = threading.Event()
+        self._runner = runner
+        self._settings = settings
+        self._mover = mover
+        self._sink = sink
+        self._stop_matcher = stop_matcher
+        self._blocks = BlockPool(settings.num_blocks)
+        self._scheduler = Scheduler(self._blocks, settings)
+        self._flow = BlockFlow(self._blocks, mover, settings)
+        self._batches = BatchBuilder(
+            settings.block_tokens, settings.max_batch_tokens, settings.max_batch_sequences
+        )
+        self._meter = StepMeter()
+        self._runs: dict[Sequence, SequenceRun] = {}
+        self._num_arrived = 0
+        self._num_failed_in_row = 0
+        self._outputs: list[StepOutput] = []
+        self._prefilled: list[SequenceRun] = []
+        self._inbox: deque[Command] = deque()
+        self._wake = threading.Event()
+        self._drain_until_s: float | None = None
+        self._cut_off: list[Sequence] = []
+        self._has_ended = False
+        self._stats = self._snapshot()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; wait on `ready`, then look at `failed`."""
+        self._thread.start()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Take a sequence in; it belongs to the engine thread until its last output. Any thread.
+
+        Raises:
+            EngineStopped: `stop` has answered.
+        """
+        if self._has_ended:
+            raise EngineStopped
+        self._send(Submit(sequence))
+
+    def cancel(
+        self,
+        request_id: str,
+        attempt: int | None = None,
+        ending: Ending | None = None,
+        *,
+        silent: bool = False,
+    ) -> None:
+        """End a request before the next step, in whatever phase. Any thread; unknown ids pass.
+
+        attempt: None ends all attempts. silent: no output (a stale attempt has nothing to say).
+        """
+        self._send(Cancel(request_id, attempt, ending or CANCELLED, silent))
+
+    def forget_cached(self) -> threading.Event:
+        """Empty the HBM prefix cache before the next step; the event is set when it is done."""
+        done = threading.Event()
+        self._send(ForgetCached(done))
+        return done
+
+    def stop(self, drain_s: float) -> list[Sequence]:
+        """Admit no more, let admitted sequences run on for up to `drain_s`, end the thread.
+
+        Answers the sequences that were cut off or never admitted; they got no ending. Their full
+        blocks have been offered to the tiers.
+        """
+        self._drain_until_s = time.monotonic() + drain_s
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(drain_s + _LAST_STEP_S)
+            if self._thread.is_alive():
+                log.error("engine_did_not_stop", num_sequences=len(self._runs))
+                return list(self._runs)
+        self._has_ended = True
+        late = [command.sequence for command in self._inbox if isinstance(command, Submit)]
+        return self._cut_off + late
+
+    def stats(self) -> EngineStats:
+        """A snapshot between two steps. Any thread."""
+        return self._stats
+
+    def _send(self, command: Command) -> None:
+        self._inbox.append(command)
+        self._wake.set()
+
+    def _main(self) -> None:
+        try:
+            self._set_up()
+            self.ready.set()
+            while not self._is_over():
+                self._turn()
+        except Exception:
+            # The edge of this thread: the worker sees `failed` and gives its requests back.
+            log.exception("engine_failed", num_sequences=len(self._runs))
+            self.failed.set()
+        self.ready.set()
+        self._let_go()
+
+    def _set_up(self) -> None:
+        layout = self._runner.spec.layout
+        pool = np.empty((self._settings.num_blocks, layout.block_bytes), dtype=np.uint8)
+        pool.fill(0)  # touch every page now: a first touch costs more than a step
+        self._runner.bind_pool(pool)
+        self._runner.warm_up()
+        self._mover.start(pool, layout.block_tokens, self._send)
+
+    def _is_over(self) -> bool:
+        if self._num_failed_in_row >= _MAX_FAILED_STEPS:
+            log.error("engine_failed", num_failed_steps=self._num_failed_in_row)
+            self.failed.set()
+            return True
+        if self._drain_until_s is None:
+            return False
+        is_idle = not any(run.was_admitted for run in self._runs.values())
+        return is_idle or time.monotonic() >= self._drain_until_s
+
+    def _turn(self) -> None:
+        """Commands, admissions, one step, and word of it; waits if there was nothing to run."""
+        self._wake.clear()
+        while self._inbox:
+            self._take(self._inbox.popleft())
+        self._end_late_runs()
+        self._admit()
+        plan = self._scheduler.plan_step(is_mover_busy=self._flow.is_busy)
+        self._meter.num_preemptions += len(plan.preempted)
+        for run in plan.unfit:
+            self._end(run, BROKEN)
+        if plan.chunks:
+            self._step(plan.chunks)
+        self._tell()
+        self._stats = self._snapshot()
+        if not (plan.chunks or plan.unfit or plan.preempted):
+            self._wake.wait(_WATCHDOG_S if self._runs else None)
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Submit(sequence):
+                self._accept(sequence)
+            case Cancel():
+                for sequence, run in list(self._runs.items()):
+                    if sequence.request_id == command.request_id and command.attempt in (
+                        None,
+                        sequence.attempt,
+                    ):
+                        self._end(run, command.ending, silent=command.silent)
+            case ForgetCached(done):
+                self._blocks.forget_cached()
+                done.set()
+            case LoadJob() | StoreJob():
+                self._finish_move(command)
+
+    def _accept(self, sequence: Sequence) -> None:
+        """Let a new sequence wait, unless its end is known already."""
+        self._num_arrived += 1
+        run = SequenceRun(sequence, self._num_arrived)
+        self._runs[sequence] = run
+        self._scheduler.add(run)
+        try:
+            run.stop_matcher = self._stop_matcher(sequence)
+            ending = ending_at_start(sequence, run.stop_matcher, self._runner.spec)
+            self._flow.name_blocks(run)
+        except Exception:
+            # The edge to what a request brings along: it may not take others down.
+            log.exception("sequence_refused", request_id=sequence.request_id)
+            ending = BROKEN
+        if ending is None and not self._scheduler.fits(run):
+            log.error("sequence_never_fits", num_tokens=len(sequence.tokens))
+            ending = BROKEN
+        if ending is not None:
+            self._end(run, ending)
+
+    def _end_late_runs(self) -> None:
+        now_s = time.monotonic()
+        late = [
+            run
+            for sequence, run in self._runs.items()
+            if sequence.deadline_s is not None and sequence.deadline_s <= now_s
+        ]
+        for run in late:
+            self._end(run, LATE)
+
+    def _admit(self) -> None:
+        for run in self._scheduler.admit(is_draining=self._drain_until_s is not None):
+            if not run.was_admitted:
+                run.was_admitted = True
+                self._sink.on_admitted(run.sequence)
+            if not self._flow.begin_load(run):
+                self._start(run)
+
+    def _start(self, run: SequenceRun) -> None:
+        sequence = run.sequence
+        if not run.was_started:
+            run.was_started = True
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt_tokens)
+            self._meter.num_cached_tokens += sequence.num_cached
+        self._scheduler.start(run)
+
+    def _finish_move(self, job: LoadJob | StoreJob) -> None:
+        run = self._flow.finish(job)
+        if run is None:
+            return
+        if run.sequence.phase is SequencePhase.DONE:
+            self._scheduler.release(run)
+        elif isinstance(job, LoadJob):
+            self._flow.count_loaded(job, run)
+            self._start(run)
+        else:
+            self._finish_hand_over(run)
+
+    def _step(self, chunks: list[ScheduledChunk]) -> None:
+        started_s = time.perf_counter()
+        at_end = [chunk.run for chunk in chunks if chunk.reaches_end]
+        try:
+            model_s, records = self._compute(chunks, at_end)
+        except Exception:
+            # The edge to the model: a fault in it ends the sequences of this step and no others.
+            log.exception("step_failed", num_sequences=len(chunks))
+            self._num_failed_in_row += 1
+            self._meter.num_failed_steps += 1
+            for chunk in chunks:
+                self._end(chunk.run, BROKEN)
+            return
+        self._num_failed_in_row = 0
+        num_decode = 0
+        for chunk in chunks:
+            sequence = chunk.run.sequence
+            is_decode = sequence.num_computed >= sequence.num_prompt_tokens
+            num_decode += is_decode and chunk.num_tokens == 1
+            sequence.num_computed += chunk.num_tokens
+        self._flow.settle(chunk.run for chunk in chunks)
+        for run, record in zip(at_end, records, strict=True):
+            self._append(run, record)
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        step_s = time.perf_counter() - started_s
+        self._meter.count_step(num_tokens, num_decode, step_s, model_s)
+
+    def _compute(
+        self, chunks: list[ScheduledChunk], at_end: list[SequenceRun]
+    ) -> tuple[float, list[TokenRecord]]:
+        """Seconds in the model, and one sampled token per run in `at_end`."""
+        batch = self._batches.build(chunks)
+        started_s = time.perf_counter()
+        logits = self._runner.forward(batch)
+        model_s = time.perf_counter() - started_s
+        rows = [SampleRow(run.sequence.sampling, run.sequence.num_generated) for run in at_end]
+        return model_s, sample(logits, rows)
+
+    def _append(self, run: SequenceRun, record: TokenRecord) -> None:
+        sequence = run.sequence
+        if is_end_token(sequence, record.token_id, self._runner.spec):
+            self._end(run, STOP)
+            return
+        sequence.tokens.append(record.token_id)
+        try:
+            ending = ending_after_token(sequence, run.stop_matcher, self._runner.spec)
+        except Exception:
+            log.exception("stop_matcher_failed", request_id=sequence.request_id)
+            ending = BROKEN
+        if ending is not None:
+            self._end(run, ending, record)
+            return
+        self._outputs.append(StepOutput(sequence, sequence.num_generated - 1, record))
+        if sequence.hands_over:
+            self._prefilled.append(run)
+
+    def _tell(self) -> None:
+        """Pass on the step's outputs, then hand over what has its first token out."""
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._sink.on_step(outputs)
+        for run in self._prefilled:
+            self._scheduler.leave(run)
+            run.sequence.phase = SequencePhase.STORING
+            if not self._flow.begin_hand_over(run):
+                self._finish_hand_over(run)
+        self._prefilled.clear()
+
+    def _finish_hand_over(self, run: SequenceRun) -> None:
+        del self._runs[run.sequence]
+        run.sequence.phase = SequencePhase.DONE
+        self._scheduler.release(run)
+        self._meter.num_finished += 1
+        self._sink.on_prefilled(run.sequence)
+
+    def _end(
+        self,
+        run: SequenceRun,
+        ending: Ending,
+        record: TokenRecord | None = None,
+        *,
+        silent: bool = False,
+    ) -> None:
+        """The run's last word; its blocks go back now, or once a move under way has stopped."""
+        sequence = run.sequence
+        self._scheduler.leave(run)
+        sequence.phase = SequencePhase.DONE
+        sequence.ending = ending
+        if run.job is None:
+            self._scheduler.release(run)
+        else:
+            run.job.is_abandoned = True
+        del self._runs[sequence]
+        self._meter.num_finished += 1
+        if not silent:
+            index = sequence.num_generated - (record is not None)
+            self._outputs.append(StepOutput(sequence, index, record, ending))
+
+    def _let_go(self) -> None:
+        """Stop the mover and give all blocks back; who still runs was cut off."""
+        self._cut_off = list(self._runs)
+        for run in list(self._runs.values()):
+            self._end(run, CANCELLED, silent=True)
+            run.sequence.ending = None
+        self._mover.stop()
+        for command in list(self._inbox):
+            if isinstance(command, LoadJob | StoreJob):
+                self._finish_move(command)
+        self._stats = self._snapshot()
+
+    def _snapshot(self) -> EngineStats:
+        return self._meter.snapshot(self._scheduler, self._flow, self._blocks, self._mover)
