@@ -31,6 +31,10 @@ RUN /opt/venv/bin/pip install . setuptools wheel packaging psutil
 RUN MAX_JOBS=4 /opt/venv/bin/pip install --no-build-isolation ".[gpu]"
 
 FROM python:3.11-slim-bookworm AS cpu
+# The native operators are built on the machine that runs them, for its processor, at the first start.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cpu /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=passive
 # Named volumes take over the owner of the folder that they first cover.

@@ -11,10 +11,14 @@ import structlog
 from fastapi import FastAPI
 
 from gateway.auth import KeyRing
+from gateway.batch_desk import BatchDesk
 from gateway.drain import Drain
 from gateway.edge import Edge
 from gateway.http_errors import install_error_handlers
 from gateway.metrics import GatewayMetrics
+from gateway.rate_limits import RateLimiter
+from gateway.routes.batches import batch_routes
+from gateway.routes.files import file_routes
 from gateway.routes.generations import generation_routes
 from gateway.routes.jobs import job_routes
 from gateway.routes.models import model_routes
@@ -44,6 +48,7 @@ def load_intake(settings: PipelineSettings) -> Intake:
         settings.served_model_name,
         queue_deadline_s=settings.queue_deadline_s,
         total_deadline_s=settings.total_deadline_s,
+        batch_deadline_s=settings.batch_deadline_s,
     )
 
 
@@ -58,20 +63,27 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
         client=PipelineClient(pipeline),
         intake=load_intake(pipeline),
         keys=KeyRing.load(gateway.keys_file),
+        rates=RateLimiter(pipeline.redis_url),
         metrics=GatewayMetrics(),
         drain=Drain(gateway.drain_s),
         encoding=ThreadPoolExecutor(gateway.encode_threads, thread_name_prefix="encode"),
         started_s=int(time.time()),
     )
 
+    desk = BatchDesk(pipeline, services.client, services.intake)
+    services.metrics.batch_lines.set_function(lambda: desk.num_lines_in_flight)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         await services.client.start()
+        await desk.start()
         log.info("gateway_started", model=services.intake.model)
         try:
             yield
         finally:
+            await desk.close()
             await services.client.close()
+            await services.rates.close()
             services.encoding.shutdown(wait=False)
             log.info("gateway_stopped")
 
@@ -86,6 +98,7 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
     app.state.services = services
     makers = (generation_routes, model_routes, job_routes, ops_routes)
     routers = [make_routes(services) for make_routes in makers]
+    routers += [make_routes(services, desk) for make_routes in (file_routes, batch_routes)]
     for router in routers:
         app.include_router(router)
     install_error_handlers(app, routers)

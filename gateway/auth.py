@@ -1,23 +1,25 @@
-"""API keys name tenants."""
+"""API keys name tenants, and have limits of their own."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from gateway.http_errors import KeyRefused
+from gateway.rate_limits import NO_LIMITS, KeyLimits
 from pipeline.intake.build import Caller
 
 DEFAULT_TENANT = "default"
-_FIELDS_PER_LINE = 2
+_MIN_FIELDS = 2
 _SALT_TAG = b"pointsman.tenant\0"
 
 
 class KeysFileBroken(Exception):
-    """A line of the keys file is not `tenant sha256hex(key)`."""
+    """A line of the keys file is not `tenant sha256hex(key) [requests=N/Ss] [tokens=N/Ss]`."""
 
     def __init__(self, path: Path, line_number: int) -> None:
         super().__init__(path, line_number)
@@ -25,7 +27,27 @@ class KeysFileBroken(Exception):
         self.line_number = line_number
 
     def __str__(self) -> str:
-        return f"{self.path}, line {self.line_number}: expected `tenant sha256hex(key)`"
+        return (
+            f"{self.path}, line {self.line_number}: expected `tenant sha256hex(key)`, "
+            "then `requests=5/10s` or `tokens=1000/60s` if there are limits"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key of the file. `digest` is the SHA-256 of the key."""
+
+    tenant: str
+    digest: bytes
+    limits: KeyLimits = NO_LIMITS
+
+    @property
+    def key_id(self) -> str:
+        """Names the key in Redis; says nothing about it."""
+        return self.digest.hex()[:32]
+
+
+NOBODYS_KEY = ApiKey(DEFAULT_TENANT, b"")
 
 
 class KeyRing:
@@ -34,9 +56,9 @@ class KeyRing:
     Keys are kept as SHA-256 digests only. Every look-up compares with every digest in constant time.
     """
 
-    def __init__(self, digests: Sequence[tuple[str, bytes]] | None = None) -> None:
-        """`digests`: (tenant, sha256 of a key) pairs; a tenant may have several keys."""
-        self._digests = digests
+    def __init__(self, keys: Iterable[ApiKey] | None = None) -> None:
+        """A tenant may have several keys; each has its own limits."""
+        self._keys = None if keys is None else tuple(keys)
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
@@ -48,34 +70,43 @@ class KeyRing:
         """
         if path is None:
             return cls()
-        digests: list[tuple[str, bytes]] = []
+        keys: list[ApiKey] = []
         for line_number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
             fields = line.split()
             if not fields or fields[0].startswith("#"):
                 continue
-            digest = _digest(fields[1]) if len(fields) == _FIELDS_PER_LINE else b""
+            digest = _digest(fields[1]) if len(fields) >= _MIN_FIELDS else b""
+            try:
+                limits = KeyLimits.parse(fields[_MIN_FIELDS:])
+            except ValueError as error:
+                raise KeysFileBroken(path, line_number) from error
             if len(digest) != hashlib.sha256().digest_size:
                 raise KeysFileBroken(path, line_number)
-            digests.append((fields[0], digest))
-        return cls(digests)
+            keys.append(ApiKey(fields[0], digest, limits))
+        return cls(keys)
 
     def caller(self, authorization: str | None) -> Caller:
-        """Whose request this is, by its Authorization header.
+        """Whose request this is, by its Authorization header. Raises `KeyRefused`."""
+        tenant = self.find(authorization).tenant
+        return Caller(tenant, tenant_salt(tenant))
+
+    def find(self, authorization: str | None) -> ApiKey:
+        """The key of an Authorization header.
 
         Raises:
             KeyRefused: keys are needed, and this one is missing or unknown.
         """
-        if self._digests is None:
-            return Caller(DEFAULT_TENANT, tenant_salt(DEFAULT_TENANT))
+        if self._keys is None:
+            return NOBODYS_KEY
         scheme, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found: str | None = None
-        for tenant, known in self._digests:
-            if hmac.compare_digest(digest, known):
-                found = tenant
+        found: ApiKey | None = None
+        for known in self._keys:
+            if hmac.compare_digest(digest, known.digest):
+                found = known
         if found is None or scheme.lower() != "bearer":
             raise KeyRefused
-        return Caller(found, tenant_salt(found))
+        return found
 
 
 def tenant_salt(tenant: str) -> str:

@@ -5,9 +5,13 @@ RequestRefused (pipeline.intake.errors)
 ├── NotFound              404  not_found                → check path or id
 ├── MethodNotAllowed      405  method_not_allowed       → see Allow
 ├── BodyTooLarge          413  request_too_large        → send less
-├── MediaTypeUnsupported  415  unsupported_media_type   → send application/json, not compressed
+├── MediaTypeUnsupported  415  unsupported_media_type   → send what it says, not compressed
+├── HeadTooLarge          431  headers_too_large        → send fewer or shorter headers
 ├── KeyRefused            401  invalid_api_key          → send Authorization: Bearer <key>
 ├── Draining              503  draining                 → another gateway, or later
+├── RateLimited           429  rate_limit_exceeded      → after Retry-After
+├── QuotaTooSmall         429  insufficient_quota       → ask for less at once
+├── TenantFull            429  too_many_open_requests   → after Retry-After, or when an answer has come
 ├── QueueFull             503  overloaded               → after Retry-After
 ├── StoreAway             503  store_unavailable        → after Retry-After
 └── Crashed               500  internal_error           → report it with the x-request-id
@@ -37,6 +41,14 @@ class HttpBroken(RequestRefused):
         super().__init__(400, INVALID_REQUEST, "invalid_http", None, message)
 
 
+class HeadTooLarge(RequestRefused):
+    """The headers go on and on."""
+
+    def __init__(self, max_bytes: int) -> None:
+        message = f"The request line and headers are larger than {max_bytes} bytes."
+        super().__init__(431, INVALID_REQUEST, "headers_too_large", None, message)
+
+
 class NotFound(RequestRefused):
     """No such path, file, job; or it is somebody else's."""
 
@@ -62,10 +74,10 @@ class BodyTooLarge(RequestRefused):
 
 
 class MediaTypeUnsupported(RequestRefused):
-    """The body is not said to be JSON in UTF-8."""
+    """The body is not said to be what the route reads: mostly JSON in UTF-8."""
 
-    def __init__(self) -> None:
-        message = "Send the body as application/json in UTF-8, without a content encoding."
+    def __init__(self, media_type: str = "application/json in UTF-8") -> None:
+        message = f"Send the body as {media_type}, without a content encoding."
         super().__init__(415, INVALID_REQUEST, "unsupported_media_type", None, message)
 
 
@@ -85,8 +97,35 @@ class Draining(RequestRefused):
         self.retry_after_s = _RETRY_AFTER_S
 
 
+class RateLimited(RequestRefused):
+    """The key has spent what its window allows. `what` is `requests` or `tokens`."""
+
+    def __init__(self, what: str, limit: str, retry_after_s: int) -> None:
+        message = f"The rate limit of this key is reached: {what}, {limit}."
+        super().__init__(429, what, "rate_limit_exceeded", None, message)
+        self.retry_after_s = min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S)
+
+
+class QuotaTooSmall(RequestRefused):
+    """The request alone is more than the key may spend in a window: waiting does not help."""
+
+    def __init__(self, limit: int, num_tokens: int) -> None:
+        message = f"The request may take {num_tokens} tokens; this key has {limit} in a window."
+        super().__init__(429, "insufficient_quota", "insufficient_quota", None, message)
+        self.should_retry = False
+
+
+class TenantFull(RequestRefused):
+    """The caller has as many open requests as one tenant may have."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        message = "Too many of your requests wait or run already."
+        super().__init__(429, "requests", "too_many_open_requests", None, message)
+        self.retry_after_s = min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S)
+
+
 class QueueFull(RequestRefused):
-    """Too many requests wait already."""
+    """Too many requests wait already, or this one would wait too long."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(503, SERVER_ERROR, "overloaded", None, "Too many requests wait already.")
@@ -112,7 +151,8 @@ class Crashed(RequestRefused):
 def refusal_from(error: PipelineError) -> RequestRefused:
     """What a pipeline error means to a client."""
     if isinstance(error, Overloaded):
-        return QueueFull(error.retry_after_s)
+        kind = TenantFull if error.is_callers_own else QueueFull
+        return kind(error.retry_after_s)
     if isinstance(error, StoreUnavailable):
         return StoreAway()
     return NotFound("job") if isinstance(error, RequestUnknown) else Crashed()

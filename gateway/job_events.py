@@ -11,7 +11,7 @@ from pipeline.intake.response import usage_object
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import FinishReason
 from pipeline.protocol.sampling import SamplingParams
-from pipeline.protocol.stream import StreamEnded, TokensArrived
+from pipeline.protocol.stream import PromptScored, StreamEvent, TokensArrived
 from pipeline.protocol.tokens import TokenRecord
 
 _MAX_INDEX_DIGITS = 9
@@ -32,8 +32,10 @@ class JobWriter:
         self.is_complete = False
         self.has_failed = False
 
-    def feed(self, index: int, event: TokensArrived | StreamEnded) -> bytes:
-        """See `gateway.sse.EventWriter`."""
+    def feed(self, index: int, event: StreamEvent) -> bytes:
+        """See `gateway.sse.EventWriter`. A job scores no prompt."""
+        if isinstance(event, PromptScored):
+            return b""
         if isinstance(event, TokensArrived):
             return b"".join(self._token(record) for record in event.records)
         refused = refusal_of(event.ending)

@@ -8,9 +8,11 @@ from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
+from gateway.worker_metrics import WorkerMetrics
+from pipeline.protocol.stream import RequestUsage, StreamEnded, StreamEvent, TokensArrived
+from pipeline.scheduling.fleet import EMPTY_FLEET, Fleet
 
-Event = tuple[int, TokensArrived | StreamEnded]
+Event = tuple[int, StreamEvent]
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOTAL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PREFIX = "pointsman_gateway_"
@@ -60,8 +62,16 @@ class GatewayMetrics:
             f"{_PREFIX}ignored_fields", "Body fields passed over", ("field",), registry=registry
         )
 
-    def text(self) -> bytes:
-        """Prometheus' text format."""
+        self.batch_lines = Gauge(
+            f"{_PREFIX}batch_lines_in_flight",
+            "Lines of batches that this process has in the pipeline; 0 where another one runs them",
+            registry=registry,
+        )
+        self.workers = WorkerMetrics(registry)
+
+    def text(self, fleet: Fleet | None) -> bytes:
+        """Prometheus' text format; without a fleet (Redis is away) the workers are left out."""
+        self.workers.observe(fleet or EMPTY_FLEET)
         return generate_latest(self._registry)
 
     def count_ignored(self, fields: Sequence[str]) -> None:

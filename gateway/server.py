@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from dataclasses import dataclass
+from http import HTTPStatus
 from types import FrameType
 
 import orjson
@@ -15,9 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.drain import Drain
 from gateway.edge import new_request_id
-from gateway.http_errors import HttpBroken
+from gateway.http_errors import HeadTooLarge, HttpBroken
 from gateway.services import Services
 from gateway.settings import GatewaySettings
+from pipeline.intake.errors import RequestRefused
 
 log = structlog.get_logger(__name__)
 
@@ -27,10 +30,21 @@ _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 3
 _USER_TIMEOUT_MS = 60_000
 _LAST_REQUESTS_S = 5  # for answers under way when the drain is over
+# The parser keeps what it has of a request's head; without a bound that is all a client likes to send.
+MAX_HEAD_BYTES = 64 << 10
+
+
+@dataclass(slots=True, eq=False)
+class _OpenHead:
+    """A request line and headers that are not complete yet; counted in whole reads."""
+
+    num_bytes: int = 0
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """Sends every token at once, notices dead peers, answers broken HTTP in JSON."""
+
+    _open_head: _OpenHead | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
@@ -39,14 +53,44 @@ class GatewayProtocol(HttpToolsProtocol):
             _tune(accepted)
         super().connection_made(transport)
 
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        head = self._open_head
+        super().data_received(data)
+        if head is not None and head is self._open_head:
+            head.num_bytes += len(data)
+            if head.num_bytes > MAX_HEAD_BYTES:
+                self._refuse(HeadTooLarge(MAX_HEAD_BYTES))
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        self._open_head = _OpenHead()
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser; trailers, which nobody reads, are not kept."""
+        if self._open_head is not None:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._open_head = None
+        super().on_headers_complete()
+
     def send_400_response(self, msg: str) -> None:
         """What uvicorn answers in plain text to bytes that are no HTTP request."""
-        body = orjson.dumps(HttpBroken(msg).body())
+        self._refuse(HttpBroken(msg))
+
+    def _refuse(self, error: RequestRefused) -> None:
+        """Answer without the app and close."""
+        body = orjson.dumps(error.body())
         head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nx-request-id: %s\r\n"
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nx-request-id: %s\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(head % (new_request_id().encode(), len(body)) + body)
+        phrase = HTTPStatus(error.status).phrase.encode()
+        request_id = new_request_id().encode()
+        self.transport.write(head % (error.status, phrase, request_id, len(body)) + body)
         self.transport.close()
 
 

@@ -14,6 +14,7 @@ from gateway.auth import KeyRing
 from gateway.body import read_body
 from gateway.drain import Drain
 from gateway.metrics import GatewayMetrics
+from gateway.rate_limits import RateLimiter
 from gateway.settings import GatewaySettings
 from pipeline.client import PipelineClient
 from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
@@ -28,6 +29,7 @@ class Services:
     client: PipelineClient
     intake: Intake
     keys: KeyRing
+    rates: RateLimiter
     metrics: GatewayMetrics
     drain: Drain
     encoding: ThreadPoolExecutor
@@ -43,11 +45,17 @@ class Services:
         Raises:
             RequestRefused: any of its subclasses.
         """
+        key = self.keys.find(request.headers.get("authorization"))
         caller = self.caller(request)
         self.drain.refuse_new_work()
+        await self.rates.spend_request(key.limits, key.key_id)
         data = await read_body(request, self.settings.max_body_bytes)
         loop = asyncio.get_running_loop()
         generation = await loop.run_in_executor(self.encoding, self._build, kind, data, caller)
+        num_tokens = sum(
+            len(asked.prompt_tokens) + asked.sampling.max_tokens for asked in generation.requests
+        )
+        await self.rates.spend_tokens(key.limits, key.key_id, num_tokens)
         self.metrics.count_ignored(generation.ignored)
         return generation
 

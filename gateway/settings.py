@@ -21,8 +21,11 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, lt=65536, description="0 takes a free one")
     max_body_bytes: int = Field(default=20 * MIB, ge=1024)
+    max_file_bytes: int = Field(default=200 * MIB, ge=1024, description="of one upload")
     drain_s: float = Field(default=30.0, ge=0, description="time for running streams at a stop")
-    keys_file: Path | None = Field(default=None, description="lines `tenant sha256hex(key)`")
+    keys_file: Path | None = Field(
+        default=None, description="lines `tenant sha256hex(key) [requests=5/10s] [tokens=1000/60s]`"
+    )
     cancel_on_disconnect: bool = Field(default=True, description="on the OpenAI routes")
     encode_threads: int = Field(default=2, ge=1, le=64, description="for templates and tokenizers")
     write_timeout_s: float = Field(default=60.0, gt=0, description="a client that takes no byte")

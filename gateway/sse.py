@@ -20,7 +20,13 @@ from pipeline.intake.build import Generation
 from pipeline.intake.errors import RequestRefused
 from pipeline.intake.response import AnswerShape
 from pipeline.intake.vocabulary import Vocabulary
-from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
+from pipeline.protocol.stream import (
+    PromptScored,
+    RequestUsage,
+    StreamEnded,
+    StreamEvent,
+    TokensArrived,
+)
 
 DONE = b"data: [DONE]\n\n"
 _SPLITTERS = (
@@ -52,7 +58,7 @@ class EventWriter(Protocol):
         """True when the stream was ended by an error event."""
         ...
 
-    def feed(self, index: int, event: TokensArrived | StreamEnded) -> bytes:
+    def feed(self, index: int, event: StreamEvent) -> bytes:
         """Bytes for an event of choice `index`; b"" when there is nothing to show."""
         ...
 
@@ -64,7 +70,7 @@ class EventWriter(Protocol):
 class ChunkWriter:
     """Chunks of a chat or completions stream.
 
-    The role chunk goes out with the first token of its choice. Every token that shows text is one
+    The role chunk, or the echoed prompt, goes out with the first token of its choice. Every token that shows text is one
     event; all events at hand are one write. Each choice has one finish chunk; after the last one
     come the usage chunk, if asked for, and [DONE].
     """
@@ -72,17 +78,22 @@ class ChunkWriter:
     def __init__(self, generation: Generation, vocabulary: Vocabulary) -> None:
         requests = generation.requests
         self._shape = AnswerShape(generation, vocabulary)
-        self._texts = [AnswerText(vocabulary, request.sampling) for request in requests]
+        self._texts = [
+            AnswerText(vocabulary, request.sampling, generation.echo_of(index))
+            for index, request in enumerate(requests)
+        ]
         self._opened = [False] * len(requests)
         self._usages: list[RequestUsage | None] = [None] * len(requests)
         self._includes_usage = generation.includes_usage
         self.is_complete = False
         self.has_failed = False
 
-    def feed(self, index: int, event: TokensArrived | StreamEnded) -> bytes:
+    def feed(self, index: int, event: StreamEvent) -> bytes:
         """See `EventWriter`."""
         if self.is_complete:
             return b""
+        if isinstance(event, PromptScored):
+            return self._open(index, event)
         opening = self._open(index)
         if isinstance(event, TokensArrived):
             return opening + self._tokens(index, event)
@@ -98,20 +109,25 @@ class ChunkWriter:
         self.is_complete = self.has_failed = True
         return event_bytes(error.in_stream()) + DONE
 
-    def _open(self, index: int) -> bytes:
+    def _open(self, index: int, scored: PromptScored | None = None) -> bytes:
+        """The role of a chat, or the prompt that a completion echoes."""
         if self._opened[index]:
             return b""
         self._opened[index] = True
+        echo = self._texts[index].begin(None if scored is None else scored.records)
+        if echo is not None:
+            return event_bytes(self._shape.text_chunk(index, echo))
         chunk = self._shape.role_chunk(index)
         return b"" if chunk is None else event_bytes(chunk)
 
     def _tokens(self, index: int, event: TokensArrived) -> bytes:
-        pieces = [self._texts[index].feed(record) for record in event.records]
-        return b"".join(
-            event_bytes(self._shape.text_chunk(index, piece))
-            for piece in pieces
-            if piece is not None
-        )
+        data = []
+        for record in event.records:
+            self._shape.num_tokens += 1
+            piece = self._texts[index].feed(record)
+            if piece is not None:
+                data.append(event_bytes(self._shape.text_chunk(index, piece)))
+        return b"".join(data)
 
     def _ending(self, index: int, event: StreamEnded) -> bytes:
         piece = self._texts[index].finish()
@@ -126,7 +142,7 @@ class ChunkWriter:
 
 
 async def event_stream(
-    events: AsyncGenerator[tuple[int, TokensArrived | StreamEnded], None], writer: EventWriter
+    events: AsyncGenerator[tuple[int, StreamEvent], None], writer: EventWriter
 ) -> AsyncGenerator[bytes, None]:
     """Bytes to send, one item a write. A pipeline error becomes the stream's error event."""
     try:

@@ -6,25 +6,35 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import structlog
 
-from pipeline.errors import PipelineError, StoreUnavailable
+from pipeline.errors import StoreUnavailable
+from pipeline.ledger.admission import AdmissionLimits, TokenDeadlines
 from pipeline.ledger.client_ledger import ClientLedger
-from pipeline.ledger.keys import DEADLINES, QUEUES, WORKERS, waiting_key
+from pipeline.ledger.dead_letters import FaultLog
+from pipeline.ledger.keys import (
+    DEADLINES,
+    QUEUES,
+    WORKERS,
+    request_key,
+    scores_key,
+    tokens_key,
+    waiting_key,
+)
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, connect_async, store_errors
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.request import Request
 from pipeline.protocol.stream import RequestStatus, StreamEnded, TokensArrived
+from pipeline.protocol.tokens import TokenRecord, unpack_records
 from pipeline.scheduling.fleet import EMPTY_FLEET, Fleet
 from pipeline.scheduling.router import choose_entry
 from pipeline.settings import PipelineSettings
 from pipeline.tasks.app import make_app
-from pipeline.tasks.publisher import Publisher
+from pipeline.tasks.publisher import Publisher, PublisherThread
 from pipeline.tasks.upkeep import Upkeep
 from pipeline.token_stream.hub import TokenHub
 
@@ -32,6 +42,7 @@ log = structlog.get_logger(__name__)
 
 FLEET_REFRESH_S = 0.5
 FLEET_STALE_S = 2.0
+FORGET_S = 5
 
 
 class PipelineClient:
@@ -42,16 +53,20 @@ class PipelineClient:
         self.name = f"{settings.node}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._client = connect_async(settings.redis_url)
         self._ledger = ClientLedger(
-            self._client, max_waiting=settings.max_waiting, retention_s=settings.retention_s
+            self._client,
+            limits=admission_limits(settings),
+            retention_s=settings.retention_s,
+            deadlines=TokenDeadlines(
+                settings.first_token_deadline_s, settings.token_gap_deadline_s
+            ),
         )
         self._hub = TokenHub(
-            connect_async(settings.redis_url, max_connections=2),
+            connect_async(settings.redis_url, max_connections=2, num_retries=0),
             self._ledger,
             self.name,
             give_up_after_s=settings.queue_deadline_s + settings.total_deadline_s,
         )
-        self._publisher = Publisher(make_app(settings.redis_url))
-        self._publishing = ThreadPoolExecutor(1, thread_name_prefix="publisher")
+        self._publishing = PublisherThread(Publisher(make_app(settings.redis_url)))
         upkeep_client = connect(settings.redis_url)
         self._upkeep = Upkeep(
             self.name,
@@ -60,9 +75,11 @@ class PipelineClient:
                 upkeep_client,
                 max_attempts=settings.max_attempts,
                 retention_s=settings.retention_s,
+                dead_letter_retention_s=settings.dead_letter_retention_s,
             ),
             Publisher(make_app(settings.redis_url)),
             settings.lease_s,
+            FaultLog(upkeep_client),
         )
         self._fleet = EMPTY_FLEET
         self._fleet_seen_s: float | None = None
@@ -82,7 +99,7 @@ class PipelineClient:
                 await self._refresher
         await asyncio.to_thread(self._upkeep.close)
         await self._hub.close()
-        self._publishing.shutdown(wait=True)
+        self._publishing.close()
         await self._client.aclose()
 
     async def submit(self, request: Request) -> None:
@@ -91,16 +108,15 @@ class PipelineClient:
         Once this returns the request will end, well or badly, whatever happens to this process.
 
         Raises:
-            Overloaded: too many wait already.
+            Overloaded: too many wait already, or it would wait too long.
             RequestExists: the id is in use.
             StoreUnavailable: Redis is away; nothing was submitted, or it will expire unheard.
         """
         queue = choose_entry(self._fleet)
-        await self._ledger.submit(request, queue, self._hub.channel)
-        sent = self._publishing.submit(
-            self._publisher.publish, request.request_id, queue, int(request.priority)
+        messages = await self._ledger.submit(
+            request, queue, self._hub.channel, self._fleet.prefill_tokens_per_s(queue)
         )
-        sent.add_done_callback(_log_failed_publish)
+        self._publishing.publish_soon(messages)
 
     def follow(
         self, request_id: str, *, first_index: int = 0, num_logprobs: int | None = None
@@ -112,6 +128,14 @@ class PipelineClient:
         """
         return self._hub.follow(request_id, first_index=first_index, num_logprobs=num_logprobs)
 
+    async def prompt_scores(self, request_id: str, num_logprobs: int) -> list[TokenRecord] | None:
+        """Log-probabilities of all prompt tokens but the first; there before the first token.
+
+        None: not there, or the retention is over. Raises `StoreUnavailable`.
+        """
+        data = await self._ledger.scores(request_id)
+        return None if data is None else list(unpack_records(data, num_logprobs))
+
     async def status(self, request_id: str) -> RequestStatus | None:
         """Where a request stands; None if unknown. Raises `StoreUnavailable`."""
         return await self._ledger.status(request_id)
@@ -119,6 +143,20 @@ class PipelineClient:
     async def cancel(self, request_id: str) -> bool:
         """Cancel; False if unknown or ended. Raises `StoreUnavailable`."""
         return await self._ledger.cancel(request_id)
+
+    async def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop ended requests whose tokens nobody will read again, before their retention is over.
+
+        Raises:
+            StoreUnavailable: they go with their retention.
+        """
+        with store_errors():
+            pipe = self._client.pipeline(transaction=False)
+            for request_id in request_ids:
+                pipe.expire(request_key(request_id), FORGET_S)
+                pipe.expire(tokens_key(request_id), FORGET_S)
+                pipe.expire(scores_key(request_id), FORGET_S)
+            await pipe.execute()
 
     async def fleet(self) -> Fleet:
         """Live workers, at most two seconds old.
@@ -164,10 +202,11 @@ class PipelineClient:
         self._fleet_seen_s = asyncio.get_running_loop().time()
 
 
-def _log_failed_publish(sent: Future[None]) -> None:
-    """Upkeep will publish again; an operator should still know."""
-    error = sent.exception()
-    if isinstance(error, PipelineError):
-        log.warning("publish_failed", error=str(error))
-    elif error is not None:
-        log.error("publish_failed", exc_info=error)
+def admission_limits(settings: PipelineSettings) -> AdmissionLimits:
+    """What the settings let wait."""
+    return AdmissionLimits(
+        max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_open_per_tenant=settings.max_open_per_tenant,
+        max_open_per_model=settings.max_open_per_model,
+    )

@@ -2,14 +2,17 @@
 
 PipelineError
 ├── StoreUnavailable      Redis does not answer                      → try again, it is retried for you in streams
-├── Overloaded            the waiting line is full                   → try again after `retry_after_s`
+├── Overloaded            a line is full, or the wait would be too long → try again after `retry_after_s`
 ├── RequestUnknown        no such request, or its retention is over  → submit it again
 ├── RequestExists         the id was used before                     → choose another id
 ├── UnknownSettings       POINTSMAN_* names that no setting owns     → correct the name
+├── StoreLossy            Redis may evict what it was given          → maxmemory-policy noeviction
 └── EngineRequired        an engine task ran on an ordinary pool     → start workers with `pointsman worker`
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 
 class PipelineError(Exception):
@@ -27,17 +30,56 @@ class StoreUnavailable(PipelineError):
         return f"Redis is not available: {self.cause}"
 
 
-class Overloaded(PipelineError):
-    """The waiting line of a queue is full."""
+class FullWhat(StrEnum):
+    """Which limit a refused request met."""
 
-    def __init__(self, queue: str, num_waiting: int, retry_after_s: int) -> None:
-        super().__init__(queue, num_waiting, retry_after_s)
-        self.queue = queue
-        self.num_waiting = num_waiting
+    WAITING = "waiting"
+    TOKENS = "tokens"
+    TENANT = "tenant"
+    MODEL = "model"
+    DEADLINE = "deadline"
+
+
+_FULL_WHAT = {
+    FullWhat.WAITING: "{count} requests wait already",
+    FullWhat.TOKENS: "{count} prompt tokens wait already",
+    FullWhat.TENANT: "{count} requests of this tenant are open already",
+    FullWhat.MODEL: "{count} requests to this model are open already",
+    FullWhat.DEADLINE: "with {count} open requests it would wait longer than it may",
+}
+
+
+class Overloaded(PipelineError):
+    """A request was refused before it was queued. `count` is of what is full."""
+
+    def __init__(self, what: FullWhat, count: int, retry_after_s: int) -> None:
+        super().__init__(what, count, retry_after_s)
+        self.what = what
+        self.count = count
         self.retry_after_s = retry_after_s
 
+    @property
+    def is_callers_own(self) -> bool:
+        """True if others would still be served."""
+        return self.what is FullWhat.TENANT
+
     def __str__(self) -> str:
-        return f"{self.num_waiting} requests wait already; try again in {self.retry_after_s} s"
+        full = _FULL_WHAT[self.what].format(count=self.count)
+        return f"{full}; try again in {self.retry_after_s} s"
+
+
+class StoreLossy(PipelineError):
+    """Redis is set to drop keys when its memory is full; a request must never vanish."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(policy)
+        self.policy = policy
+
+    def __str__(self) -> str:
+        return (
+            f"Redis has maxmemory-policy {self.policy} and may drop requests; "
+            "set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration)"
+        )
 
 
 class RequestUnknown(PipelineError):

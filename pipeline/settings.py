@@ -40,15 +40,40 @@ class PipelineSettings(BaseSettings):
     model: Path | None = Field(default=None, description="model directory, or the script file")
     model_name: str = Field(default="", description="name that clients use; empty: from `model`")
     data_dir: Path = Field(default_factory=default_data_dir)
+    database_url: str = Field(
+        default="", description="of files and batches, for SQLAlchemy; empty: SQLite in `data_dir`"
+    )
+    files_url: str = Field(
+        default="", description="where file bytes lie, for fsspec; empty: in `data_dir`"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 
     lease_s: float = Field(default=4.0, gt=0.5, description="a silent worker is lost after this")
     max_attempts: int = Field(default=3, ge=1, description="1 turns recovery off")
-    max_waiting: int = Field(default=10_000, ge=1, description="per queue; more are refused")
+    max_waiting: int = Field(
+        default=10_000, ge=1, description="beyond the workers' places; more are refused"
+    )
+    max_waiting_tokens: int = Field(default=0, ge=0, description="of prompts; 0: no limit")
+    max_open_per_tenant: int = Field(
+        default=0, ge=0, description="waiting and running; 0: no limit"
+    )
+    max_open_per_model: int = Field(default=0, ge=0, description="waiting and running; 0: no limit")
     queue_deadline_s: float = Field(default=60.0, gt=0)
     total_deadline_s: float = Field(default=600.0, gt=0)
+    first_token_deadline_s: float = Field(
+        default=180.0, ge=0, description="from submission; 0: none; batches have none"
+    )
+    token_gap_deadline_s: float = Field(
+        default=60.0, ge=0, description="between two tokens, recovery included; 0: none"
+    )
+    batch_deadline_s: float = Field(
+        default=86_400.0, gt=0, description="of a batch, and of requests at batch priority"
+    )
     retention_s: int = Field(default=600, ge=1, description="how long an ended request is readable")
+    dead_letter_retention_s: int = Field(
+        default=86_400, ge=1, description="how long a dead letter keeps its prompt"
+    )
 
     @property
     def served_model_name(self) -> str:

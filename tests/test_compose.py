@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 from typer.main import get_command
 
+from pipeline.cli.embedded_redis import free_port
 from pipeline.cli.main import app
+from pipeline.cli.redis_acl import AclUser, acl_file
+from pipeline.cli.redis_binary import find_redis_binary
+from tests.flow.rig import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -30,7 +35,7 @@ def test_both_profiles_start_every_part() -> None:
     def names(profile: str) -> set[str]:
         return {name for name, service in SERVICES.items() if profile in service["profiles"]}
 
-    shared = {"redis", "model", "kvd", "gateway", "flower"}
+    shared = {"acl", "redis", "model", "kvd", "gateway", "flower"}
     assert names("cpu") == shared | {"prefill", "decode"}
     assert names("gpu") == shared | {"prefill-gpu", "decode-gpu"}
 
@@ -51,22 +56,60 @@ def test_ports_are_published_on_loopback_only(name: str) -> None:
 def test_no_secret_stands_in_the_file() -> None:
     for match in re.finditer(r"(?im)^\s*[\w]*(password|basic_auth)[\w]*:\s*(\S.*)", TEXT):
         assert match[2].startswith(("${", "*")), match[0]
-    assert re.findall(r"redis://:([^@]*)@", TEXT) == [
-        "${REDIS_PASSWORD:?set a password without URL characters}"
-    ]
+    passwords = re.findall(r"redis://\w+:([^@]*)@", TEXT)
+    assert {re.sub(r":\?.*", "}", password) for password in passwords} == {
+        f"${{REDIS_{user.name}_PASSWORD}}" for user in AclUser
+    }
 
 
-def test_redis_gets_its_password_in_a_file_and_loses_nothing() -> None:
-    script = SERVICES["redis"]["command"][-1]
-    assert "--requirepass" not in script
+@pytest.mark.parametrize("name", OURS)
+def test_each_part_is_a_redis_user_of_its_own(name: str) -> None:
+    url = SERVICES[name].get("environment", {}).get("POINTSMAN_REDIS_URL", "redis://none:")
+    expected = {"gateway": "gateway", "flower": "flower", "acl": "none"}.get(name, "worker")
+    assert url.startswith(f"redis://{expected}:")
+
+
+def test_redis_gets_its_users_in_a_file_and_loses_nothing() -> None:
+    command = " ".join(SERVICES["redis"]["command"])
+    assert "--requirepass" not in command
+    assert "--aclfile /acl/users.acl" in command
     for setting in ("--appendonly yes", "--appendfsync everysec", "--maxmemory-policy noeviction"):
-        assert setting in script
-    assert "pubsub 64mb 16mb 60" in script
+        assert setting in command
+    assert "pubsub 64mb 16mb 60" in command
+
+
+def test_the_options_of_redis_are_ones_that_a_server_takes(tmp_path: Path) -> None:
+    users = tmp_path / "users.acl"
+    users.write_text(acl_file(dict.fromkeys(AclUser, "secret"), "admin"))
+    port = free_port()
+    options = [
+        {"/acl/users.acl": str(users), "/data": str(tmp_path)}.get(word, word)
+        for word in SERVICES["redis"]["command"][1:]
+    ]
+    server = subprocess.Popen([str(find_redis_binary().path), *options, "--port", str(port)])
+    try:
+        admin = redis.Redis.from_url(f"redis://:admin@127.0.0.1:{port}/0")
+        wait_until(lambda: is_answering(admin), 10, "redis with the options of compose")
+        limit = admin.config_get("client-output-buffer-limit")["client-output-buffer-limit"]
+        assert "pubsub 67108864 16777216 60" in str(limit)
+        assert admin.config_get("save")["save"] == ""
+        assert sorted(admin.acl_users()) == ["default", "flower", "gateway", "worker"]
+        admin.close()
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def is_answering(connection: redis.Redis) -> bool:
+    try:
+        return bool(connection.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def test_every_service_that_runs_on_has_a_health_check_and_time_to_end() -> None:
     for name, service in SERVICES.items():
-        if name != "model":
+        if name not in ("model", "acl"):
             assert "healthcheck" in service, name
             assert "stop_grace_period" in service, name
 
@@ -102,7 +145,11 @@ def test_docker_compose_reads_the_file() -> None:
     read = subprocess.run(
         ["docker", "compose", "--profile", "cpu", "--profile", "gpu", "config", "--format", "json"],
         cwd=ROOT,
-        env={**os.environ, "REDIS_PASSWORD": "p", "FLOWER_BASIC_AUTH": "u:p"},
+        env={
+            **os.environ,
+            "FLOWER_BASIC_AUTH": "u:p",
+            **{f"REDIS_{name}PASSWORD": "p" for name in ("", "GATEWAY_", "WORKER_", "FLOWER_")},
+        },
         capture_output=True,
         text=True,
         check=False,

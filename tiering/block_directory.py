@@ -6,45 +6,19 @@ reserve with publish or abort, open_lease with release, pin with unpin; the firs
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from itertools import count
 
+from tiering.block import READABLE, Block
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotMisuse
-from tiering.eviction.evictor import Evictor
+from tiering.eviction.eviction_order import NO_OWNER, EvictionOrder
+from tiering.eviction.evictor import NewEvictor
 from tiering.slot_pool import SlotPool
 from tiering.tier import SlotState
-
-_READABLE = (SlotState.READY, SlotState.EVICTING)
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """One slot in use. `stamp` is None until the bytes are complete.
-
-    `is_listed`: the index finds it; an unlisted block only waits for its last lease.
-    `lifetime_s`: seconds from publication to its drop; None is without end.
-    """
-
-    key: bytes
-    slot: int
-    generation: int
-    state: SlotState
-    holder_id: int
-    deadline_s: float | None = None
-    lifetime_s: float | None = None
-    stamp: BlockStamp | None = None
-    num_leases: int = 0
-    is_listed: bool = True
-
-    @property
-    def is_readable(self) -> bool:
-        """The bytes are complete and a new lease may be given."""
-        return self.is_listed and self.state in _READABLE
+from tiering.timers import TimerKind, Timers
 
 
 @dataclass(slots=True)
@@ -63,33 +37,29 @@ class Expired:
     num_blocks: int
 
 
-class _Timer(Enum):
-    LEASE = auto()
-    RESERVATION = auto()
-    LIFETIME = auto()
-
-
 class BlockDirectory:
     """Index and book-keeping of one tier with `num_slots` slots.
 
-    `new_evictor` makes the two queues: blocks with a lifetime go before all others.
-    `first_generation` is above every generation that the tier's slots may still carry.
+    `new_evictor` and `tenant_share` as in `EvictionOrder`. `first_generation` is above every
+    generation that the tier's slots may still carry.
     """
 
     def __init__(
-        self, num_slots: int, new_evictor: Callable[[], Evictor], first_generation: int = 1
+        self,
+        num_slots: int,
+        new_evictor: NewEvictor,
+        first_generation: int = 1,
+        tenant_share: float | None = None,
     ) -> None:
         self._pool = SlotPool(num_slots)
-        self._lasting = new_evictor()
-        self._short_lived = new_evictor()
+        self._order = EvictionOrder(num_slots, new_evictor, tenant_share)
         self._generations = count(first_generation)
         self._index: dict[bytes, Block] = {}
         self._by_slot: dict[int, Block] = {}
         self._states: Counter[SlotState] = Counter()
         self._leases: dict[int, _Lease] = {}
         self._lease_ids = count(1)
-        self._timers: list[tuple[float, int, _Timer, int, int]] = []
-        self._timer_order = count()
+        self._timers = Timers()
 
     # questions
 
@@ -118,6 +88,11 @@ class BlockDirectory:
         """Leases alive."""
         return len(self._leases)
 
+    @property
+    def num_owned(self) -> dict[bytes, int]:
+        """Slots in use by owner, where shares are kept."""
+        return self._order.num_owned
+
     def count_states(self) -> dict[SlotState, int]:
         """Slots per state; quarantined slots are in none."""
         counts = {state: self._states[state] for state in SlotState}
@@ -138,17 +113,27 @@ class BlockDirectory:
         block = self._by_slot.get(slot)
         if block is None or (block.generation, block.holder_id) != (generation, holder_id):
             return None
-        return None if block.state in _READABLE or not block.is_listed else block
+        return None if block.state in READABLE or not block.is_listed else block
 
     def next_victims(self, num_blocks: int) -> list[Block]:
         """Blocks in the order they should go; none is leased or pinned. Changes nothing."""
-        keys = self._short_lived.next_victims(num_blocks)
-        keys += self._lasting.next_victims(num_blocks - len(keys))
-        return [self._index[key] for key in keys]
+        return [self._index[key] for key in self._order.next_victims(num_blocks)]
+
+    def next_greedy_victims(self, num_blocks: int) -> list[Block]:
+        """The part of `next_victims` that lies above some owner's share of the slots."""
+        return [self._index[key] for key in self._order.next_greedy_victims(num_blocks)]
+
+    def find_in_slot(self, slot: int) -> Block | None:
+        """What holds a slot, listed or not."""
+        return self._by_slot.get(slot)
+
+    def keys_of(self, owner: bytes) -> list[bytes]:
+        """Keys of the readable blocks of one owner."""
+        return [b.key for b in self._index.values() if b.owner == owner and b.is_readable]
 
     def readable_by_age(self) -> list[Block]:
         """All readable blocks, least recently used first, leased ones last."""
-        victims = self.next_victims(len(self._lasting) + len(self._short_lived))
+        victims = self.next_victims(len(self._order))
         held = [b for b in self._index.values() if b.is_readable and b.num_leases]
         return victims + held
 
@@ -162,6 +147,7 @@ class BlockDirectory:
         state: SlotState = SlotState.RESERVED,
         deadline_s: float | None = None,
         lifetime_s: float | None = None,
+        owner: bytes = NO_OWNER,
     ) -> Block | None:
         """Take a slot for a key; None when the key is present in any state or no slot is free."""
         if key in self._index:
@@ -170,16 +156,15 @@ class BlockDirectory:
         if slot is None:
             return None
         block = Block(key, slot, next(self._generations), state, holder_id, deadline_s, lifetime_s)
-        self._index[key] = block
-        self._by_slot[slot] = block
-        self._states[state] += 1
+        block.owner = owner
+        self._enter(block)
         if deadline_s is not None:
-            self._start_timer(deadline_s, _Timer.RESERVATION, slot, block.generation)
+            self._timers.start(deadline_s, TimerKind.RESERVATION, slot, block.generation)
         return block
 
     def publish(self, block: Block, stamp: BlockStamp, now_s: float) -> bool:
         """Make a reserved block visible; False when its reservation is gone or has run out."""
-        if self._by_slot.get(block.slot) is not block or block.state in _READABLE:
+        if self._by_slot.get(block.slot) is not block or block.state in READABLE:
             return False
         if block.deadline_s is not None and now_s >= block.deadline_s:
             self._free(block)
@@ -189,12 +174,12 @@ class BlockDirectory:
         self._admit(block)
         if block.lifetime_s is not None:
             dies_at_s = now_s + block.lifetime_s
-            self._start_timer(dies_at_s, _Timer.LIFETIME, block.slot, block.generation)
+            self._timers.start(dies_at_s, TimerKind.LIFETIME, block.slot, block.generation)
         return True
 
     def abort(self, block: Block) -> None:
         """Give an unpublished block's slot back; nothing if that already happened."""
-        if self._by_slot.get(block.slot) is block and block.state not in _READABLE:
+        if self._by_slot.get(block.slot) is block and block.state not in READABLE:
             self._free(block)
 
     def adopt(self, stamps: dict[int, BlockStamp]) -> None:
@@ -206,9 +191,8 @@ class BlockDirectory:
         self._pool.take_exactly(set(stamps))
         for slot, stamp in sorted(stamps.items(), key=lambda item: item[1].generation):
             block = Block(stamp.key, slot, stamp.generation, SlotState.READY, 0, stamp=stamp)
-            self._index[stamp.key] = block
-            self._by_slot[slot] = block
-            self._states[SlotState.READY] += 1
+            block.owner = stamp.owner
+            self._enter(block)
             self._admit(block)
 
     # leases and pins
@@ -217,7 +201,7 @@ class BlockDirectory:
         """Start an empty lease; returns its id."""
         lease_id = next(self._lease_ids)
         self._leases[lease_id] = _Lease(holder_id, deadline_s)
-        self._start_timer(deadline_s, _Timer.LEASE, lease_id, 0)
+        self._timers.start(deadline_s, TimerKind.LEASE, lease_id)
         return lease_id
 
     def lease(self, lease_id: int, block: Block) -> bool:
@@ -227,6 +211,7 @@ class BlockDirectory:
             return False
         self.pin(block)
         self._set_state(block, SlotState.READY)  # rescues a block that is being written back
+        block.num_uses += 1
         lease.blocks.append(block)
         return True
 
@@ -273,17 +258,20 @@ class BlockDirectory:
         """Drop and unpin the block unless it was leased meanwhile; True when its slot is free."""
         is_leaving = block.state is SlotState.EVICTING and block.num_leases == 1
         if is_leaving:
-            self.drop(block)
+            self.drop(block, is_evicted=True)
         elif block.state is SlotState.EVICTING:
             self._set_state(block, SlotState.READY)
         self.unpin(block)
         return is_leaving
 
-    def drop(self, block: Block) -> None:
-        """Take a readable block out of the index now, and free its slot after the last lease."""
+    def drop(self, block: Block, *, is_evicted: bool = False) -> None:
+        """Take a readable block out of the index now, and free its slot after the last lease.
+
+        `is_evicted`: it goes to make room.
+        """
         if not block.is_listed:
             return
-        self._withdraw(block)
+        self._remove(block, is_evicted=is_evicted)
         block.is_listed = False
         del self._index[block.key]
         if block.num_leases == 0:
@@ -297,7 +285,7 @@ class BlockDirectory:
         """
         if block.num_leases > 1:
             raise SlotMisuse(block.slot, "is still being read")
-        self._withdraw(block)
+        self._remove(block, is_evicted=False)
         self._forget(block)
         self._pool.quarantine(block.slot)
 
@@ -311,49 +299,59 @@ class BlockDirectory:
             self.release(lease_id, holder_id)
 
     def expire(self, now_s: float) -> Expired:
-        """End what has run out at `now_s`: leases, reservations, blocks with a lifetime."""
-        ended: Counter[_Timer] = Counter()
-        while self._timers and self._timers[0][0] <= now_s:
-            _, _, timer, ident, generation = heapq.heappop(self._timers)
+        """End what has run out at `now_s`: leases, reservations, blocks with a lifetime, idle ones."""
+        ended: Counter[TimerKind] = Counter()
+        for timer, ident, generation in self._timers.pop_due(now_s):
             ended[timer] += self._run_out(timer, ident, generation)
-        return Expired(ended[_Timer.LEASE], ended[_Timer.RESERVATION], ended[_Timer.LIFETIME])
+        idle = self._order.find_expired(now_s)
+        for key in idle:
+            self.drop(self._index[key])
+        num_blocks = ended[TimerKind.LIFETIME] + len(idle)
+        return Expired(ended[TimerKind.LEASE], ended[TimerKind.RESERVATION], num_blocks)
 
-    def _run_out(self, timer: _Timer, ident: int, generation: int) -> bool:
-        if timer is _Timer.LEASE:
+    def _run_out(self, timer: TimerKind, ident: int, generation: int) -> bool:
+        if timer is TimerKind.LEASE:
             lease = self._leases.get(ident)
             return lease is not None and self.release(ident, lease.holder_id)
         block = self._by_slot.get(ident)
         if block is None or block.generation != generation:
             return False
-        if timer is _Timer.RESERVATION:
-            is_open = block.state not in _READABLE
+        if timer is TimerKind.RESERVATION:
+            is_open = block.state not in READABLE
             self.abort(block)
             return is_open
         was_listed = block.is_listed
         self.drop(block)
         return was_listed
 
-    def _start_timer(self, deadline_s: float, timer: _Timer, ident: int, generation: int) -> None:
-        entry = (deadline_s, next(self._timer_order), timer, ident, generation)
-        heapq.heappush(self._timers, entry)
-
     def _unpin_all(self, blocks: Iterable[Block]) -> None:
         # Tail first, so that the head of a run is the youngest: a run is of use only from its head.
         for block in reversed(list(blocks)):
             self.unpin(block)
 
-    def _queue_of(self, block: Block) -> Evictor:
-        return self._lasting if block.lifetime_s is None else self._short_lived
+    def _enter(self, block: Block) -> None:
+        self._index[block.key] = block
+        self._by_slot[block.slot] = block
+        self._states[block.state] += 1
+        self._order.take_slot(block.owner)
 
     def _admit(self, block: Block) -> None:
-        self._queue_of(block).admit(block.key)
+        self._order.admit(block.key, block.owner, is_lasting=block.lifetime_s is None)
+
+    # An unlisted block's key may belong to a newer block by now.
 
     def _withdraw(self, block: Block) -> None:
-        # An unlisted block's key may belong to a newer block by now.
         if block.is_listed:
-            self._queue_of(block).withdraw(block.key)
+            self._order.withdraw(block.key, block.owner, is_lasting=block.lifetime_s is None)
+
+    def _remove(self, block: Block, *, is_evicted: bool) -> None:
+        if block.is_listed:
+            is_lasting = block.lifetime_s is None
+            self._order.remove(block.key, block.owner, is_lasting=is_lasting, is_evicted=is_evicted)
 
     def _set_state(self, block: Block, state: SlotState) -> None:
+        if block.state is state:
+            return
         self._states[block.state] -= 1
         self._states[state] += 1
         block.state = state
@@ -363,6 +361,7 @@ class BlockDirectory:
             del self._index[block.key]
             block.is_listed = False
         del self._by_slot[block.slot]
+        self._order.give_slot(block.owner)
         self._states[block.state] -= 1
         block.state = SlotState.FREE
 

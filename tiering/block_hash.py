@@ -6,10 +6,11 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 
-from tiering.block_stamp import KEY_BYTES
+from tiering.block_stamp import KEY_BYTES, OWNER_BYTES
 
 _ROOT_TAG = b"pointsman.kv.root.v1"
 _TAIL_TAG = b"pointsman.kv.tail.v1"
+_OWNER_TAG = b"pointsman.kv.owner.v1"
 _ROOT_BYTES = 32
 
 
@@ -85,6 +86,13 @@ class BlockHasher:
         chain = KeyChain(self._root)
         ends = range(block_tokens, len(tokens) + 1, block_tokens)
         return [chain.extend(tokens[end - block_tokens : end]) for end in ends]
+
+
+def owner_tag(tenant_salt: bytes) -> bytes:
+    """The tag under which kvd counts a tenant's blocks, 8 bytes; empty for an empty salt."""
+    if not tenant_salt:
+        return b""
+    return hashlib.sha256(_OWNER_TAG + _prefixed(tenant_salt)).digest()[:OWNER_BYTES]
 
 
 def tail_key(root: bytes, request_id: str, attempt: int, num_tokens: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KEY_BYTES = 16
+OWNER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class BlockStamp:
 
     `key` (16 bytes) says which tokens the block holds; `generation` tells two uses of one slot
     apart; `checksum` is xxh3_64 over the first `num_bytes` of the slot. The checksum guards the
-    bytes and is never an identity.
+    bytes and is never an identity. `owner` is the opaque tag (8 bytes, or empty) of the tenant that
+    wrote the block; it says whose share of a tier the block counts for, nothing else.
     """
 
     key: bytes
@@ -21,3 +23,4 @@ class BlockStamp:
     num_tokens: int
     num_bytes: int
     checksum: int
+    owner: bytes = b""

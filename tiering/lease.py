@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tiering.block_stamp import BlockStamp
 from tiering.tier import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedBlock:
+class LeasedBlock(NamedTuple):
     """A block that stays in its DRAM slot while the lease lives.
 
-    `tier` says where kvd found it (a block found on NVME was promoted first).
+    `tier` says where kvd found it (a block found on NVME was promoted first). A tuple, because a
+    lease of many blocks is made on the way to the first token.
     """
 
     key: bytes

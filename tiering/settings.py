@@ -9,6 +9,8 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tiering.eviction.policies import EvictionPolicy
+
 ENV_PREFIX = "POINTSMAN_KVD_"
 
 
@@ -17,6 +19,13 @@ class KvdSettings(BaseSettings):
 
     `dram_bytes` is taken whole at start. `nvme_bytes` 0 turns the NVMe tier off; else the slab file
     at `nvme_path` takes that many bytes. A tier holds as many blocks as fit.
+
+    `idle_ttl_s` belongs to the eviction policy "ttl". `tenant_share`: a tenant with more than this
+    share of a tier's slots loses its own blocks first; None keeps no shares. A disk that fails or is
+    slower than `nvme_slow_io_s` a call is tried again after `nvme_retry_s`. Blocks that were used
+    once are no longer written to NVMe when it is nearly full and takes more than
+    `nvme_max_writes_per_hit` writes for each hit, or when more than half of
+    `nvme_write_bytes_per_day` (0: no limit) is spent; when all is, nothing is written.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
@@ -30,6 +39,14 @@ class KvdSettings(BaseSettings):
     io_timeout_s: float = Field(default=2.0, gt=0)
     flush_timeout_s: float = Field(default=10.0, ge=0)
     room_wait_s: float = Field(default=0.1, ge=0)
+    dram_eviction: EvictionPolicy = EvictionPolicy.ARC
+    nvme_eviction: EvictionPolicy = EvictionPolicy.LRU
+    idle_ttl_s: float = Field(default=600.0, gt=0)
+    tenant_share: float | None = Field(default=None, gt=0, le=1)
+    nvme_retry_s: float = Field(default=30.0, gt=0)
+    nvme_slow_io_s: float = Field(default=0.5, gt=0)
+    nvme_max_writes_per_hit: float = Field(default=3.0, gt=0)
+    nvme_write_bytes_per_day: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -13,15 +13,42 @@ from workers.sequence_run import SequenceRun
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """`num_tokens` tokens of one sequence, from its computed watermark on, run in this step."""
+    """`num_tokens` tokens of one sequence, from its computed watermark on, run in this step.
+
+    The last of them may be `drafts`: guesses of the tokens that follow the known ones.
+    """
 
     run: SequenceRun
     num_tokens: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that are no guess."""
+        return self.num_tokens - len(self.drafts)
 
     @property
     def reaches_end(self) -> bool:
         """True if this step computes the last known token, so that the next one is sampled."""
-        return self.num_tokens == self.run.num_pending
+        return self.num_known == self.run.num_pending
+
+    @property
+    def num_logit_rows(self) -> int:
+        """How many of the last tokens' logits are wanted."""
+        if self.run.needs_scoring:
+            return self.num_tokens
+        return 1 + len(self.drafts) if self.reaches_end else 0
+
+
+def advance(chunks: Sequence[ScheduledChunk]) -> tuple[int, int]:
+    """Count the chunks' known tokens as computed; how many they are, and decode rows of them."""
+    num_decode = 0
+    for chunk in chunks:
+        sequence = chunk.run.sequence
+        is_decode = sequence.num_computed >= sequence.num_prompt_tokens
+        num_decode += is_decode and chunk.num_known == 1
+        sequence.num_computed += chunk.num_known
+    return sum(chunk.num_known for chunk in chunks), num_decode
 
 
 class BatchBuilder:
@@ -37,7 +64,7 @@ class BatchBuilder:
         self._block_tables = np.zeros((max_sequences, 8), dtype=np.int32)
 
     def build(self, chunks: Sequence[ScheduledChunk]) -> StepBatch:
-        """Arrays of one step; `logit_rows` are those of chunks that reach the end, in order."""
+        """Arrays of one step; `logit_rows` are those that the chunks want, in order."""
         logit_rows: list[int] = []
         num_tokens = 0
         widest = max(len(chunk.run.sequence.block_ids) for chunk in chunks)
@@ -51,8 +78,7 @@ class BatchBuilder:
             num_tokens += chunk.num_tokens
             self._cu_query_lens[row + 1] = num_tokens
             self._context_lens[row] = chunk.run.sequence.num_computed + chunk.num_tokens
-            if chunk.reaches_end:
-                logit_rows.append(num_tokens - 1)
+            logit_rows += range(num_tokens - chunk.num_logit_rows, num_tokens)
         return StepBatch(
             token_ids=self._token_ids[:num_tokens],
             positions=self._positions[:num_tokens],
@@ -97,7 +123,7 @@ class BatchBuilder:
         span = slice(at, at + chunk.num_tokens)
         positions = self._positions[span]
         positions[:] = np.arange(first, last)
-        self._token_ids[span] = sequence.tokens[first:last]
+        self._token_ids[span] = [*sequence.tokens[first:last], *chunk.drafts]
         blocks = chunk.run.table[positions // self._block_tokens]
         self._slot_mapping[span] = blocks * np.int64(self._block_tokens) + (
             positions % self._block_tokens

@@ -50,7 +50,7 @@ class BlockFlow:
 
         The job reads and writes only blocks that the run holds; the engine keeps them until then.
         """
-        if run.chain is None or not self._mover.is_enabled:
+        if run.chain is None or not self._mover.is_enabled or run.needs_scoring:
             return False
         sequence = run.sequence
         num_here = run.num_settled_blocks

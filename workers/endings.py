@@ -20,7 +20,8 @@ def ending_at_start(
     """The ending of a sequence that cannot run, or was brought to its end before; else None.
 
     An earlier attempt may have died between its last token and its ending. Feeds the logged tokens
-    to the matcher, so that stop strings that span attempts are found.
+    to the matcher, so that stop strings that span attempts are found. A prompt to be scored runs
+    even where no token may follow it.
     """
     tokens = sequence.tokens
     if not tokens or min(tokens) < 0 or max(tokens) >= spec.vocab_size:
@@ -28,7 +29,10 @@ def ending_at_start(
     for token_id in sequence.tokens[sequence.num_prompt_tokens :]:
         if matcher is not None and matcher.feed(token_id):
             return STOP
-    return _ending_by_length(sequence, spec)
+    is_unscored = sequence.sampling.scores_prompt and not sequence.num_generated
+    if is_unscored and len(tokens) <= spec.context_tokens:
+        return None
+    return ending_by_length(sequence, spec)
 
 
 def is_end_token(sequence: Sequence, token_id: int, spec: ModelSpec) -> bool:
@@ -43,9 +47,10 @@ def ending_after_token(
     """The ending that the newest output token brings about, or None."""
     if matcher is not None and matcher.feed(sequence.tokens[-1]):
         return STOP
-    return _ending_by_length(sequence, spec)
+    return ending_by_length(sequence, spec)
 
 
-def _ending_by_length(sequence: Sequence, spec: ModelSpec) -> Ending | None:
+def ending_by_length(sequence: Sequence, spec: ModelSpec) -> Ending | None:
+    """`length` if no token may follow those that are there, or None."""
     is_full = len(sequence.tokens) >= spec.context_tokens
     return LENGTH if is_full or sequence.num_generated >= sequence.sampling.max_tokens else None

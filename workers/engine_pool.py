@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 from celery.concurrency.base import BasePool
@@ -38,7 +38,16 @@ class SafeQoS(kombu_redis.QoS):  # type: ignore[misc]
 
     kombu 5.7 gives every unacknowledged message back when it loses its connection; with Redis down
     that raises AttributeError, and Celery ends. What is not given back is found by the ledger.
+
+    It also takes no message while every place of the engine is taken: in the broker it is there for
+    whoever is free first, in this process it would wait behind what runs.
     """
+
+    has_place: ClassVar[Callable[[], bool]] = staticmethod(lambda: True)
+
+    def can_consume(self) -> bool:
+        """True if one more message may come to this process."""
+        return bool(super().can_consume()) and SafeQoS.has_place()
 
     def restore_unacked_once(self, stderr: object = None) -> None:
         """Give messages back, or forget them."""
@@ -112,12 +121,15 @@ class Job:
 class EnginePool(BasePool):  # type: ignore[misc]
     """Gives tasks to the request desk. A subclass made by `bound_to` carries the desk.
 
+    `places` is how many sequences the engine runs at once; as many jobs are taken, and no more.
+
     The drain hook is called once at a warm shutdown; it returns when the engine is empty or the time
     is up, with every open request reported.
     """
 
     desk: RequestDesk
     drain: Callable[[], None]
+    places: int
 
     signal_safe = False
     body_can_be_buffer = True
@@ -130,11 +142,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._claiming = ThreadPoolExecutor(NUM_CLAIM_THREADS, thread_name_prefix="claim")
         self._hub: Any = None
         self._is_stopped = False
+        SafeQoS.has_place = staticmethod(lambda: len(self._jobs) < self.places)
 
     @classmethod
-    def bound_to(cls, desk: RequestDesk, drain: Callable[[], None]) -> type[EnginePool]:
+    def bound_to(
+        cls, desk: RequestDesk, drain: Callable[[], None], places: int
+    ) -> type[EnginePool]:
         """The class to give to Celery, which makes its own instance."""
-        return type("BoundEnginePool", (cls,), {"desk": desk, "drain": staticmethod(drain)})
+        bound = {"desk": desk, "drain": staticmethod(drain), "places": places}
+        return type("BoundEnginePool", (cls,), bound)
 
     def register_with_event_loop(self, loop: Any) -> None:
         """Celery's hook: where its callbacks must run."""

@@ -17,7 +17,7 @@ class EngineStats:
     """A snapshot between two steps.
 
     free + cached + used == total blocks. Counters run from the start. Averages are moving ones:
-    prefill_tokens_per_s over steps with prompt tokens, decode_step_s over steps of decode rows
+    prefill_tokens_per_s and prefill_step_s over steps with prompt tokens, decode_step_s over steps of decode rows
     alone, overhead_s the part of a step outside the model.
     """
 
@@ -36,7 +36,10 @@ class EngineStats:
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
     num_finished: int = 0
+    num_drafts: int = 0
+    num_drafts_held: int = 0
     prefill_tokens_per_s: float = 0.0
+    prefill_step_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     overhead_s: float = 0.0
@@ -54,10 +57,19 @@ class StepMeter:
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
     num_finished: int = 0
+    num_drafts: int = 0
+    num_drafts_held: int = 0
     prefill_tokens_per_s: float = 0.0
+    prefill_step_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     overhead_s: float = 0.0
+
+    def count_drafts(self, num_drafts: int, num_held: int) -> None:
+        """Count guessed tokens; each that held was decoded without a step of its own."""
+        self.num_drafts += num_drafts
+        self.num_drafts_held += num_held
+        self.num_decode_tokens += num_held
 
     def count_step(self, num_tokens: int, num_decode: int, step_s: float, model_s: float) -> None:
         """Count one step of `num_tokens` tokens, `num_decode` of which were decode rows."""
@@ -69,6 +81,7 @@ class StepMeter:
             self.prefill_tokens_per_s = _moved(
                 self.prefill_tokens_per_s, (num_tokens - num_decode) / step_s
             )
+            self.prefill_step_s = _moved(self.prefill_step_s, step_s)
         else:
             self.decode_step_s = _moved(self.decode_step_s, step_s)
             self.decode_tokens_per_s = _moved(self.decode_tokens_per_s, num_decode / step_s)
@@ -93,7 +106,10 @@ class StepMeter:
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_finished=self.num_finished,
+            num_drafts=self.num_drafts,
+            num_drafts_held=self.num_drafts_held,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
+            prefill_step_s=self.prefill_step_s,
             decode_tokens_per_s=self.decode_tokens_per_s,
             decode_step_s=self.decode_step_s,
             overhead_s=self.overhead_s,

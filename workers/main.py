@@ -11,20 +11,22 @@ from typing import Any
 import structlog
 from celery import signals
 
-from pipeline.errors import StoreUnavailable
-from pipeline.intake.detokenizer import StopMatcher
+from pipeline.errors import StoreLossy, StoreUnavailable
+from pipeline.intake.detokenizer import StopMatcher, TextRules
 from pipeline.intake.vocabulary import load_vocabulary
 from pipeline.ledger.claim import TailHint
+from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.keys import UNPLACED_QUEUE
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
+from pipeline.ledger.store_check import refuse_lossy_store
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.logs import configure_logs
 from pipeline.scheduling.fleet import Fleet, Role, WorkerState, queues_of
 from pipeline.scheduling.router import choose_decode, choose_entry
 from pipeline.settings import PipelineSettings, load_pipeline_settings, refuse_unknown_names
 from pipeline.tasks.app import make_app, transport_options
-from pipeline.tasks.publisher import Publisher
+from pipeline.tasks.publisher import Publisher, PublisherThread
 from pipeline.tasks.upkeep import Upkeep
 from tiering.block_hash import namespace_root
 from tiering.kvd.client import KvdClient
@@ -43,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 # A cache daemon that is frozen must not hold a prompt for longer than computing it would.
 KVD_TIMEOUT_S = 1.0
+# Prompts worth this many full steps may be on their way to a worker; the rest waits in fair order.
+AHEAD_STEPS = 4
 
 
 @dataclass(slots=True)
@@ -59,12 +63,12 @@ class HandOver:
         """False if the attempt is stale. Raises `StoreUnavailable`."""
         now_ms, beats = self.overview.beats()
         queue = choose_decode(Fleet.decode(beats, now_ms), self.namespace) or UNPLACED_QUEUE
-        priority = self.ledger.hand_over(
+        messages = self.ledger.hand_over(
             sequence.request_id, self.worker, sequence.attempt, queue, tail
         )
-        if priority is None:
+        if messages is None:
             return False
-        self.publisher.publish(sequence.request_id, queue, priority)
+        self.publisher.publish_all(messages)
         return True
 
 
@@ -96,19 +100,7 @@ class Worker:
             ledger=self._new_ledger(),
             key_root_for=lambda salt: _key_root(self._runner.spec, salt),
         )
-        sink_client = connect(shared.redis_url)
-        self._sink = TokenSink(
-            self.worker_id,
-            self._ledger_on(sink_client),
-            self._desk,
-            HandOver(
-                self.worker_id,
-                self._namespace,
-                self._ledger_on(sink_client),
-                LedgerOverview(sink_client),
-                Publisher(make_app(shared.redis_url)),
-            ),
-        )
+        self._sink = self._make_sink()
         self._engine = self._make_engine(self._runner)
         self._desk.engine, self._desk.sink = self._engine, self._sink
         self._heartbeat = Heartbeat(
@@ -122,13 +114,32 @@ class Worker:
         self._control = ControlListener(
             self.worker_id, connect(shared.redis_url), self._engine.cancel
         )
-        upkeep_client = connect(shared.redis_url)
-        self._upkeep = Upkeep(
+        self._upkeep = self._make_upkeep()
+
+    def _make_sink(self) -> TokenSink:
+        redis_url = self._shared.redis_url
+        client = connect(redis_url)
+        hand_over = HandOver(
             self.worker_id,
-            LedgerOverview(upkeep_client),
-            self._ledger_on(upkeep_client),
-            Publisher(make_app(shared.redis_url)),
-            shared.lease_s,
+            self._namespace,
+            self._ledger_on(client),
+            LedgerOverview(client),
+            Publisher(make_app(redis_url)),
+        )
+        publishing = PublisherThread(Publisher(make_app(redis_url)))
+        return TokenSink(
+            self.worker_id, self._ledger_on(client), self._desk, hand_over, publishing.publish_soon
+        )
+
+    def _make_upkeep(self) -> Upkeep:
+        client = connect(self._shared.redis_url)
+        return Upkeep(
+            self.worker_id,
+            LedgerOverview(client),
+            self._ledger_on(client),
+            Publisher(make_app(self._shared.redis_url)),
+            self._shared.lease_s,
+            FaultLog(client),
         )
 
     def _new_ledger(self) -> WorkerLedger:
@@ -139,14 +150,15 @@ class Worker:
             client,
             max_attempts=self._shared.max_attempts,
             retention_s=self._shared.retention_s,
+            dead_letter_retention_s=self._shared.dead_letter_retention_s,
         )
 
     def _make_engine(self, runner: ModelRunner) -> Engine:
         vocabulary = load_vocabulary(self._shared.engine, self._shared.model)
 
         def stop_matcher(sequence: Sequence) -> StopMatcher | None:
-            stop = sequence.sampling.stop
-            return StopMatcher(vocabulary, stop) if stop else None
+            rules = TextRules.of(sequence.sampling)
+            return StopMatcher(vocabulary, rules) if rules.stop else None
 
         return Engine(runner, self._engine_settings, self._make_mover(), self._sink, stop_matcher)
 
@@ -180,6 +192,10 @@ class Worker:
             num_prefill_tokens=stats.num_prefill_tokens,
             num_decode_tokens=stats.num_decode_tokens,
             num_cached_tokens=stats.num_cached_tokens,
+            max_ahead_tokens=AHEAD_STEPS * self._engine_settings.max_batch_tokens,
+            prefill_tokens_per_s=self._engine_settings.max_batch_tokens / stats.prefill_step_s
+            if stats.prefill_step_s
+            else 0.0,
         )
 
     def run(self) -> int:
@@ -202,7 +218,9 @@ class Worker:
         app.conf.broker_transport_options = transport_options(self.worker_id)
         celery_worker = app.Worker(
             hostname=self.hostname,
-            pool_cls=EnginePool.bound_to(self._desk, self._drain),
+            pool_cls=EnginePool.bound_to(
+                self._desk, self._drain, self._engine_settings.max_batch_sequences
+            ),
             # What may wait inside this worker: Celery prefetches as much as it may run at once, and
             # a sequence stops counting when the engine admits it.
             concurrency=self._engine_settings.max_waiting,
@@ -253,6 +271,14 @@ class Worker:
         os._exit(1)
 
 
+def _end_with_thread(args: threading.ExceptHookArgs) -> None:
+    """A worker that lost a thread looks alive and is not: end it, and let it be started again."""
+    info = (args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    name = args.thread.name if args.thread is not None else ""
+    log.critical("thread_ended_worker_ends", thread=name, exc_info=info)
+    os._exit(1)
+
+
 def _key_root(spec: ModelSpec, salt: str) -> bytes:
     return namespace_root(
         {"fingerprint": spec.fingerprint, "layout": spec.layout.describe(), "salt": salt}
@@ -264,7 +290,13 @@ def main() -> int:
     refuse_unknown_names(WorkerSettings, os.environ)
     shared = load_pipeline_settings()
     configure_logs(shared.log_level, shared.log_format)
+    threading.excepthook = _end_with_thread
     settings = WorkerSettings()
+    try:
+        refuse_lossy_store(shared.redis_url)
+    except StoreLossy as error:
+        log.critical("store_refused", error=str(error))
+        return 2
     if settings.threads is not None:
         # Read by OpenMP when torch is loaded, which happens with the model.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))

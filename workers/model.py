@@ -76,5 +76,9 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, batch: StepBatch) -> Float32Array:
-        """Compute the step, store its KV into the pool, return logits float32 (R, vocab_size)."""
+        """Compute the step, store its KV into the pool, return logits float32 (R, vocab_size).
+
+        Returns when the KV is written. The logits are good until the next call: their buffer is
+        used again.
+        """
         ...

@@ -72,21 +72,35 @@ class RequestDesk:
         once.
         """
         with self._lock:
-            is_twice = request_id in self._tickets
-            if not is_twice:
+            is_open = request_id in self._tickets
+            old_attempt = self._attempts.get(request_id)
+            if not is_open:
                 self._tickets[request_id] = ticket
-        if is_twice:
+        if is_open and old_attempt is None:
+            # Another thread is claiming it at this moment.
             ticket.on_done(_result("ignored", str(ClaimRefusal.TAKEN)))
             return
         claim = self._claim(request_id)
+        if is_open and (not isinstance(claim, ClaimedRequest) or claim.attempt == old_attempt):
+            ticket.on_done(_result("ignored", str(ClaimRefusal.TAKEN)))
+            return
         if not isinstance(claim, ClaimedRequest):
             outcome = "cancelled" if claim is ClaimRefusal.CANCELLED else str(claim)
             log.info("claim_refused", request_id=request_id, why=outcome)
             self._done(request_id, _result("ignored", outcome))
             return
+        if old_attempt is not None:
+            # We were taken for dead, and get back what we still run: the newer attempt counts.
+            self.sink.forget(request_id, old_attempt)
+            self.on_superseded(request_id, old_attempt)
+            with self._lock:
+                self._tickets[request_id] = ticket
+        self._run(claim)
+
+    def _run(self, claim: ClaimedRequest) -> None:
         sequence = self._make_sequence(claim)
         with self._lock:
-            self._attempts[request_id] = claim.attempt
+            self._attempts[claim.request_id] = claim.attempt
         self.sink.open(sequence, claim.logged)
         try:
             self.engine.submit(sequence)

@@ -14,38 +14,76 @@ import numpy.typing as npt
 
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.tokens import TokenRecord
+from workers.logit_rules import LogitRules, apply_rules
 from workers.model import Float32Array, Int64Array
 
 Float64Array = npt.NDArray[np.float64]
 
 GREEDY_TEMPERATURE = 1e-6  # up to here, dividing by the temperature would only overflow
 LEAST_LOGPROB = -9999.0  # stands for zero probability; infinity is no JSON number
-_NUM_CANDIDATES = 1024  # top_p sorts these; where they hold too little, more by this factor:
-_MORE_CANDIDATES = 8
+_ROUNDED_OFF = 0.999  # bounds are widened by more than float32 sums lose
 _SLICE_VALUES = 1 << 19  # rows are worked on in slices of about this many logits
+_CDF_BLOCK = 256  # a CDF over blocks of so many tokens, and one within the block that is hit
 _UNIT = 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """How to sample one row of logits; `index` is the output index of the token."""
+    """How to sample one row of logits; `index` is the output index of the token.
+
+    `rules` are those of `workers.logit_rules.rules_for`: None where no option changes logits.
+    """
 
     sampling: SamplingParams
     index: int
+    rules: LogitRules | None = None
 
 
-@np.errstate(over="ignore")  # the difference to the peak may be minus infinity
+# The difference to the peak may be minus infinity, and a bias may meet an infinite logit.
+@np.errstate(over="ignore", invalid="ignore")
 def sample(logits: Float32Array, rows: Sequence[SampleRow]) -> list[TokenRecord]:
-    """Choose one token per row of `logits` (R, vocab_size).
+    """Choose one token per row of `logits` (R, vocab_size), which may be changed meanwhile.
 
-    Log-probabilities are those of the raw logits, before temperature and truncation. NaN counts as
-    impossible.
+    Log-probabilities are those of the raw logits, before rules, temperature and truncation. NaN
+    counts as impossible. A row without an option costs nothing for those that have it.
     """
     if not rows:
         return []
+    ruled = [number for number, row in enumerate(rows) if row.rules is not None]
+    if ruled:
+        rules = [row.rules for row in rows if row.rules is not None]
+        changed = apply_rules(logits, rules, ruled)
+        token_ids, has_nan = _choose(logits, rows)
+        changed.undo()
+    else:
+        token_ids, has_nan = _choose(logits, rows)
+    if has_nan:
+        logits = _without_nan(logits)
+    return [
+        TokenRecord(token_id)
+        if row.sampling.num_logprobs is None
+        else _with_logprobs(logits[number], token_id, row.sampling.num_logprobs)
+        for number, (row, token_id) in enumerate(zip(rows, token_ids.tolist(), strict=True))
+    ]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def score(logits: Float32Array, token_ids: Sequence[int], num_logprobs: int) -> list[TokenRecord]:
+    """Log-probabilities of given tokens, one per row of `logits` (R, vocab_size)."""
+    if np.isnan(logits).any():
+        logits = _without_nan(logits)
+    return [
+        _with_logprobs(row, token_id, num_logprobs)
+        for row, token_id in zip(logits, token_ids, strict=True)
+    ]
+
+
+def _choose(logits: Float32Array, rows: Sequence[SampleRow]) -> tuple[Int64Array, bool]:
+    """One token id per row, and whether there is a NaN among the logits."""
     token_ids, peaks = _greedy(logits)
-    if np.isnan(peaks).any():
-        logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+    has_nan = bool(np.isnan(peaks).any())
+    if has_nan:
+        logits = _without_nan(logits)
         token_ids, peaks = _greedy(logits)
     plain: list[int] = []
     for number, row in enumerate(rows):
@@ -57,12 +95,11 @@ def sample(logits: Float32Array, rows: Sequence[SampleRow]) -> list[TokenRecord]
         else:
             token_ids[number] = _sample_truncated(logits[number], peaks[number], row)
     _sample_plain(logits, peaks, rows, plain, token_ids)
-    return [
-        TokenRecord(token_id)
-        if row.sampling.num_logprobs is None
-        else _with_logprobs(logits[number], token_id, row.sampling.num_logprobs)
-        for number, (row, token_id) in enumerate(zip(rows, token_ids.tolist(), strict=True))
-    ]
+    return token_ids, has_nan
+
+
+def _without_nan(logits: Float32Array) -> Float32Array:
+    return np.where(np.isnan(logits), np.float32(-np.inf), logits)
 
 
 def uniform(seed: int, index: int) -> float:
@@ -84,40 +121,49 @@ def _sample_plain(
     token_ids: Int64Array,
 ) -> None:
     """Sample the rows numbered `plain` over the whole vocabulary, in place of their token ids."""
-    slice_rows = max(1, _SLICE_VALUES // logits.shape[1])
+    vocab_size = logits.shape[1]
+    num_blocks = -(-vocab_size // _CDF_BLOCK)
+    slice_rows = max(1, _SLICE_VALUES // vocab_size)
     for start in range(0, len(plain), slice_rows):
         numbers = np.array(plain[start : start + slice_rows])
-        temperatures = np.array(
-            [[rows[number].sampling.temperature] for number in numbers], dtype=np.float32
-        )
-        weights = logits[numbers] - peaks[numbers, None]
-        weights /= temperatures
+        chosen = [rows[number] for number in numbers]
+        blocks = np.zeros((len(numbers), num_blocks, _CDF_BLOCK), dtype=np.float32)
+        weights = blocks.reshape(len(numbers), -1)[:, :vocab_size]
+        np.subtract(logits[numbers], peaks[numbers, None], out=weights)
+        weights /= np.array([[row.sampling.temperature] for row in chosen], dtype=np.float32)
         np.exp(weights, out=weights)
-        cdf = np.cumsum(weights, axis=1, dtype=np.float64)
-        uniforms = np.array(
-            [uniform(rows[number].sampling.seed, rows[number].index) for number in numbers]
-        )
-        targets = _targets(uniforms, cdf[:, -1])
-        token_ids[numbers] = [
-            row_cdf.searchsorted(target, side="right")
-            for row_cdf, target in zip(cdf, targets, strict=True)
-        ]
+        min_shares = [[row.sampling.min_p] for row in chosen]
+        if any(share for (share,) in min_shares):
+            weights[weights < np.array(min_shares, dtype=np.float32)] = 0
+        uniforms = np.array([uniform(row.sampling.seed, row.index) for row in chosen])
+        token_ids[numbers] = _find_in_blocks(blocks, uniforms)
+
+
+def _find_in_blocks(blocks: Float32Array, uniforms: Float64Array) -> list[int]:
+    """Where each row's CDF passes its number: the block first, then the place in it.
+
+    Sums of blocks are taken apart, row by row, so that a row's choice does not depend on others.
+    """
+    cdf = np.cumsum(blocks.sum(axis=2), axis=1, dtype=np.float64)
+    targets = _targets(uniforms, cdf[:, -1])
+    found: list[int] = []
+    for row_blocks, row_cdf, target in zip(blocks, cdf, targets, strict=True):
+        number = int(row_cdf.searchsorted(target, side="right"))
+        inside = np.cumsum(row_blocks[number], dtype=np.float64)
+        left = target - (row_cdf[number - 1] if number else 0.0)
+        # The sum of a block was rounded: what is left may lie beyond its CDF by a hair.
+        place = inside.searchsorted(min(left, np.nextafter(inside[-1], 0)), side="right")
+        found.append(number * _CDF_BLOCK + int(place))
+    return found
 
 
 def _sample_truncated(logits: Float32Array, peak: np.float32, row: SampleRow) -> int:
-    """Sample one row among its `top_k` most likely tokens, then those that make up `top_p`."""
+    """Sample one row among `min_p`, then its `top_k` most likely, then those that make up `top_p`.
+
+    The order is vLLM's: each step sees what the one before it left.
+    """
     sampling = row.sampling
-    vocab_size = len(logits)
-    count = min(sampling.top_k or _NUM_CANDIDATES, vocab_size)
-    token_ids, weights = _best_weights(logits, peak, sampling.temperature, count)
-    if sampling.top_k:
-        wanted = sampling.top_p * float(weights.sum())
-    else:
-        all_weights = _weights(logits, peak, sampling.temperature)
-        wanted = sampling.top_p * float(all_weights.sum(dtype=np.float64))
-    while not sampling.top_k and count < vocab_size and weights.sum() < wanted:
-        count = min(count * _MORE_CANDIDATES, vocab_size)
-        token_ids, weights = _best_weights(logits, peak, sampling.temperature, count)
+    token_ids, weights, wanted = _candidates(logits, peak, sampling)
     if sampling.top_p < 1:
         before = np.cumsum(weights) - weights
         num_kept = max(1, int(np.count_nonzero(before < wanted)))
@@ -129,11 +175,26 @@ def _sample_truncated(logits: Float32Array, peak: np.float32, row: SampleRow) ->
     return int(token_ids[by_id][cdf.searchsorted(target, side="right")])
 
 
-def _best_weights(
-    logits: Float32Array, peak: np.float32, temperature: float, count: int
-) -> tuple[Int64Array, Float64Array]:
-    token_ids = _best(logits, count)
-    return token_ids, _weights(logits[token_ids], peak, temperature).astype(np.float64)
+def _candidates(
+    logits: Float32Array, peak: np.float32, sampling: SamplingParams
+) -> tuple[Int64Array, Float64Array, float]:
+    """Ids and weights, best first, of all tokens that may be kept, and the weight to keep of them."""
+    if sampling.top_k:
+        token_ids = _best(logits, sampling.top_k)
+        weights = _weights(logits[token_ids], peak, sampling.temperature).astype(np.float64)
+        if sampling.min_p:
+            num_likely = int(np.count_nonzero(weights >= np.float32(sampling.min_p)))
+            token_ids, weights = token_ids[:num_likely], weights[:num_likely]
+        return token_ids, weights, sampling.top_p * float(weights.sum())
+    every_weight = _weights(logits, peak, sampling.temperature)
+    every_weight[every_weight < np.float32(sampling.min_p)] = 0
+    total = float(every_weight.sum(dtype=np.float64))
+    # All tokens below this together weigh less than top_p leaves out, so they need no sorting.
+    floor = _ROUNDED_OFF * (1 - sampling.top_p) * total / len(logits)
+    token_ids = np.flatnonzero(every_weight > np.float32(floor))
+    order = np.argsort(-logits[token_ids], kind="stable")
+    token_ids = token_ids[order]
+    return token_ids, every_weight[token_ids].astype(np.float64), sampling.top_p * total
 
 
 def _weights(logits: Float32Array, peak: np.float32, temperature: float) -> Float32Array:

@@ -12,6 +12,8 @@ from workers.sequence_run import SequenceRun, num_blocks_for
 from workers.settings import EngineSettings
 
 _PREFILL_SHARE = 4  # while prompts wait, decode rows leave them a fourth of a step
+_MAX_ROWS_WITH_DRAFTS = 32  # beyond that a row costs as much now as it would in its own step
+_MAX_SCORED_TOKENS = 128  # of a step: each needs a whole row of logits
 
 
 @dataclass(slots=True)
@@ -123,28 +125,53 @@ class Scheduler:
         num_rows = budget - max(1, budget // _PREFILL_SHARE) if prefilling else budget
         if len(decoding) > num_rows:  # in turns, so that nobody is left out for good
             decoding.sort(key=lambda run: run.last_turn)
+        num_spare = min(num_rows, _MAX_ROWS_WITH_DRAFTS) - len(decoding)
         for run in decoding[:num_rows]:
-            if self._place(plan, run, 1, is_mover_busy=is_mover_busy):
-                budget -= 1
+            drafts = self._draft(run, num_spare) if run.lookup is not None else ()
+            if self._place(plan, run, 1, drafts, is_mover_busy=is_mover_busy):
+                budget -= 1 + len(drafts)
+                num_spare -= len(drafts)
+        score_budget = _MAX_SCORED_TOKENS
         for run in prefilling:
             num_tokens = min(run.num_pending, budget)
-            if num_tokens and self._place(plan, run, num_tokens, is_mover_busy=is_mover_busy):
+            if run.needs_scoring:
+                num_tokens = min(num_tokens, score_budget)
+            if num_tokens and self._place(plan, run, num_tokens, (), is_mover_busy=is_mover_busy):
                 budget -= num_tokens
+                score_budget -= num_tokens if run.needs_scoring else 0
         if plan.preempted:
             plan.chunks = [chunk for chunk in plan.chunks if chunk.run not in plan.preempted]
         return plan
 
     def _place(
-        self, plan: StepPlan, run: SequenceRun, num_tokens: int, *, is_mover_busy: bool
+        self,
+        plan: StepPlan,
+        run: SequenceRun,
+        num_known: int,
+        drafts: tuple[int, ...],
+        *,
+        is_mover_busy: bool,
     ) -> bool:
         if run.sequence.phase is not SequencePhase.RUNNING:
             return False
+        num_tokens = num_known + len(drafts)
         if not self._grow(plan, run, num_tokens, is_mover_busy=is_mover_busy):
             return False
         self._turn += 1
         run.last_turn = self._turn
-        plan.chunks.append(ScheduledChunk(run, num_tokens))
+        plan.chunks.append(ScheduledChunk(run, num_tokens, drafts))
         return True
+
+    def _draft(self, run: SequenceRun, num_spare: int) -> tuple[int, ...]:
+        """Guesses that cost nobody else a row or a block."""
+        sequence = run.sequence
+        num_left = sequence.sampling.max_tokens - sequence.num_generated - 1
+        # Each of the others may need a block in this very step.
+        num_free = max(0, self._blocks.num_available - len(self._running))
+        num_slots = (len(sequence.block_ids) + num_free) * self._settings.block_tokens
+        num_fitting = num_slots - len(sequence.tokens)
+        limit = min(num_spare, num_left, num_fitting)
+        return run.lookup.propose(limit) if run.lookup is not None and limit > 0 else ()
 
     def _grow(
         self, plan: StepPlan, run: SequenceRun, num_tokens: int, *, is_mover_busy: bool
@@ -182,7 +209,7 @@ class Scheduler:
         sequence = run.sequence
         block_tokens = self._settings.block_tokens
         shared: list[int] = []
-        if self._settings.prefix_cache:
+        if self._settings.prefix_cache and not run.needs_scoring:
             shared = self._blocks.match(run.reusable_keys(block_tokens))
         headroom = len(self._running) + self._num_loading
         self._blocks.hold(shared)

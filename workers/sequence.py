@@ -68,9 +68,12 @@ class StepOutput:
 
     `index` is the position of `record` in the output (0 is the first generated token). A sequence
     may end without a token (end-of-text is not part of the output; cancellation, failure).
+    `prompt_records` come once, with the first output of a sequence that scores its prompt: the
+    log-probabilities of all prompt tokens but the first.
     """
 
     sequence: Sequence
     index: int
     record: TokenRecord | None
     ending: Ending | None = None
+    prompt_records: list[TokenRecord] | None = None

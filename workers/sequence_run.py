@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.protocol.tokens import TokenRecord
 from tiering.block_hash import KeyChain
 from workers.kv_jobs import LoadJob, StoreJob
+from workers.logit_rules import LogitRules
 from workers.model import Int32Array
+from workers.prompt_lookup import PromptLookup
 from workers.sequence import Sequence
 from workers.stop_matching import StopMatcher
 
@@ -25,7 +28,9 @@ class SequenceRun:
     arrival: position in the order of submission. chain: None where no block may be shared.
     num_settled_blocks: head blocks of the table that are registered for reuse already, or came from
     a tier. job: the move that still reads or writes this run's blocks, if any. table and
-    num_tabled: the block table as an array, kept up to date by the batch builder.
+    num_tabled: the block table as an array, kept up to date by the batch builder. rules: None where
+    no option changes logits. prompt_records: scores of the prompt so far; None where they are not
+    wanted or have been told. lookup: None where nothing is guessed.
     """
 
     sequence: Sequence
@@ -37,6 +42,9 @@ class SequenceRun:
     was_admitted: bool = False
     was_started: bool = False
     job: LoadJob | StoreJob | None = None
+    rules: LogitRules | None = None
+    prompt_records: list[TokenRecord] | None = None
+    lookup: PromptLookup | None = None
     table: Int32Array = field(default_factory=lambda: np.zeros(8, dtype=np.int32))
     num_tabled: int = 0
 
@@ -49,6 +57,19 @@ class SequenceRun:
     def num_pending(self) -> int:
         """Tokens without KV: the rest of the prompt, or the one last sampled."""
         return len(self.sequence.tokens) - self.sequence.num_computed
+
+    @property
+    def needs_scoring(self) -> bool:
+        """True while the prompt's logits are wanted: all of it is computed, whatever is cached."""
+        return self.prompt_records is not None
+
+    def take_prompt_records(self) -> list[TokenRecord] | None:
+        """The scores of the whole prompt, once; None before they are complete."""
+        records = self.prompt_records
+        if records is None or len(records) < self.sequence.num_prompt_tokens - 1:
+            return None
+        self.prompt_records = None
+        return records
 
     def extend_keys(self, num_tokens: int, block_tokens: int) -> None:
         """Compute the keys of all full blocks within the first `num_tokens` tokens."""

@@ -22,6 +22,7 @@ class EngineSettings:
     num_blocks: blocks of the HBM pool. block_tokens: tokens of one block. max_batch_sequences: how
     many sequences hold blocks at once. max_batch_tokens: tokens of one step, prefill chunks and
     decode rows together. prefix_cache: full blocks stay in HBM for reuse after their sequence.
+    speculation_tokens: most tokens guessed ahead for one sequence in a step; 0: none.
 
     Raises:
         ValueError: a count is too small to make progress.
@@ -33,6 +34,7 @@ class EngineSettings:
     max_batch_tokens: int = 512
     max_waiting: int = 4
     prefix_cache: bool = True
+    speculation_tokens: int = 0
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.block_tokens, self.max_batch_sequences) < 1:
@@ -63,11 +65,14 @@ class WorkerSettings(BaseSettings):
     max_batch_sequences: int = Field(default=64, ge=1)
     max_batch_tokens: int = Field(default=512, ge=2)
     max_waiting: int = Field(default=4, ge=1)
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     step_delay_ms: float = Field(default=0.0, ge=0.0)
     drain_s: float = Field(default=25.0, ge=0.0)
     prefix_cache: bool = True
+    speculation_tokens: int = Field(
+        default=0, ge=0, le=32, description="guessed ahead from the sequence's own text; 0: none"
+    )
     kvd: bool = True
     kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")
 
@@ -89,4 +94,5 @@ class WorkerSettings(BaseSettings):
             max_batch_tokens=self.max_batch_tokens,
             max_waiting=self.max_waiting,
             prefix_cache=self.prefix_cache,
+            speculation_tokens=self.speculation_tokens,
         )

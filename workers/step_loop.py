@@ -11,16 +11,16 @@ import structlog
 
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.tokens import TokenRecord
-from workers.batch import BatchBuilder, ScheduledChunk
+from workers.batch import BatchBuilder, ScheduledChunk, advance
 from workers.block_flow import BlockFlow
 from workers.block_table import BlockPool
 from workers.endings import (
     BROKEN,
     CANCELLED,
     LATE,
+    LENGTH,
     STOP,
     ending_after_token,
-    ending_at_start,
     is_end_token,
 )
 from workers.engine_port import (
@@ -34,11 +34,12 @@ from workers.engine_port import (
 from workers.engine_stats import EngineStats, StepMeter
 from workers.kv_jobs import KvMover, LoadJob, StoreJob
 from workers.model import ModelRunner
-from workers.sampling import SampleRow, sample
+from workers.run_setup import set_up_run
 from workers.scheduler import Scheduler
 from workers.sequence import Sequence, SequencePhase, StepOutput
 from workers.sequence_run import SequenceRun
 from workers.settings import EngineSettings
+from workers.step_runner import StepRunner
 from workers.stop_matching import StopMatcherFactory
 
 __all__ = ["Engine", "EngineSink", "EngineStats", "EngineStopped"]
@@ -75,9 +76,10 @@ class Engine:
         self._blocks = BlockPool(settings.num_blocks)
         self._scheduler = Scheduler(self._blocks, settings)
         self._flow = BlockFlow(self._blocks, mover, settings)
-        self._batches = BatchBuilder(
+        batches = BatchBuilder(
             settings.block_tokens, settings.max_batch_tokens, settings.max_batch_sequences
         )
+        self._steps = StepRunner(runner, batches)
         self._meter = StepMeter()
         self._runs: dict[Sequence, SequenceRun] = {}
         self._num_arrived = 0
@@ -223,14 +225,13 @@ class Engine:
         run = SequenceRun(sequence, self._num_arrived)
         self._runs[sequence] = run
         self._scheduler.add(run)
-        try:
-            run.stop_matcher = self._stop_matcher(sequence)
-            ending = ending_at_start(sequence, run.stop_matcher, self._runner.spec)
-            self._flow.name_blocks(run)
-        except Exception:
-            # The edge to what a request brings along: it may not take others down.
-            log.exception("sequence_refused", request_id=sequence.request_id)
-            ending = BROKEN
+        ending = set_up_run(
+            run,
+            self._runner.spec,
+            self._flow,
+            self._stop_matcher,
+            self._settings.speculation_tokens,
+        )
         if ending is None and not self._scheduler.fits(run):
             log.error("sequence_never_fits", num_tokens=len(sequence.tokens))
             ending = BROKEN
@@ -277,9 +278,8 @@ class Engine:
 
     def _step(self, chunks: list[ScheduledChunk]) -> None:
         started_s = time.perf_counter()
-        at_end = [chunk.run for chunk in chunks if chunk.reaches_end]
         try:
-            model_s, records = self._compute(chunks, at_end)
+            result = self._steps.run(chunks)
         except Exception:
             # The edge to the model: a fault in it ends the sequences of this step and no others.
             log.exception("step_failed", num_sequences=len(chunks))
@@ -289,29 +289,28 @@ class Engine:
                 self._end(chunk.run, BROKEN)
             return
         self._num_failed_in_row = 0
-        num_decode = 0
-        for chunk in chunks:
-            sequence = chunk.run.sequence
-            is_decode = sequence.num_computed >= sequence.num_prompt_tokens
-            num_decode += is_decode and chunk.num_tokens == 1
-            sequence.num_computed += chunk.num_tokens
+        at_end = [chunk for chunk in chunks if chunk.reaches_end]
+        num_tokens, num_decode = advance(chunks)
         self._flow.settle(chunk.run for chunk in chunks)
-        for run, record in zip(at_end, records, strict=True):
-            self._append(run, record)
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        for chunk, records in zip(at_end, result.tokens, strict=True):
+            self._extend(chunk, records)
         step_s = time.perf_counter() - started_s
-        self._meter.count_step(num_tokens, num_decode, step_s, model_s)
+        self._meter.count_step(num_tokens, num_decode, step_s, result.model_s)
 
-    def _compute(
-        self, chunks: list[ScheduledChunk], at_end: list[SequenceRun]
-    ) -> tuple[float, list[TokenRecord]]:
-        """Seconds in the model, and one sampled token per run in `at_end`."""
-        batch = self._batches.build(chunks)
-        started_s = time.perf_counter()
-        logits = self._runner.forward(batch)
-        model_s = time.perf_counter() - started_s
-        rows = [SampleRow(run.sequence.sampling, run.sequence.num_generated) for run in at_end]
-        return model_s, sample(logits, rows)
+    def _extend(self, chunk: ScheduledChunk, records: list[TokenRecord]) -> None:
+        """Append a step's tokens to a sequence, up to one that ends it."""
+        run = chunk.run
+        if not records:
+            self._end(run, LENGTH)
+        if chunk.drafts and run.lookup is not None:
+            run.lookup.learn(len(chunk.drafts), len(records) - 1)
+            self._meter.count_drafts(len(chunk.drafts), len(records) - 1)
+        for number, record in enumerate(records):
+            if number:  # the one before was a draft that held: its KV is there
+                run.sequence.num_computed += 1
+            self._append(run, record)
+            if run.sequence.phase is SequencePhase.DONE:
+                break
 
     def _append(self, run: SequenceRun, record: TokenRecord) -> None:
         sequence = run.sequence
@@ -327,7 +326,11 @@ class Engine:
         if ending is not None:
             self._end(run, ending, record)
             return
-        self._outputs.append(StepOutput(sequence, sequence.num_generated - 1, record))
+        if run.rules is not None:
+            run.rules.add(record.token_id)
+        index = sequence.num_generated - 1
+        scores = run.take_prompt_records()
+        self._outputs.append(StepOutput(sequence, index, record, prompt_records=scores))
         if sequence.hands_over:
             self._prefilled.append(run)
 
@@ -371,7 +374,8 @@ class Engine:
         self._meter.num_finished += 1
         if not silent:
             index = sequence.num_generated - (record is not None)
-            self._outputs.append(StepOutput(sequence, index, record, ending))
+            scores = run.take_prompt_records()
+            self._outputs.append(StepOutput(sequence, index, record, ending, scores))
 
     def _let_go(self) -> None:
         """Stop the mover and give all blocks back; who still runs was cut off."""

@@ -13,6 +13,7 @@ import structlog
 
 from pipeline.errors import StoreUnavailable
 from pipeline.ledger.claim import TailHint
+from pipeline.ledger.messages import QueueMessage
 from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
 from pipeline.protocol.tokens import TokenRecord, pack_records
 from workers.sequence import Sequence, StepOutput
@@ -56,6 +57,8 @@ class _OpenLog:
     data: bytearray
     num_sent_bytes: int
     ending: str = ""
+    scores: bytes | None = None
+    has_sent_scores: bool = False
 
 
 @dataclass(slots=True)
@@ -63,13 +66,15 @@ class TokenSink:
     """Writes what the engine produced; the engine's `EngineSink`.
 
     `hand_over` gives a prefilled sequence to its next worker: it is called after everything that
-    this attempt wrote is in the ledger, and answers False if the attempt was stale.
+    this attempt wrote is in the ledger, and answers False if the attempt was stale. `publish_soon`
+    sends the messages of requests that may start because others ended; it must not wait.
     """
 
     worker: str
     ledger: WorkerLedger
     listener: SinkListener
     hand_over: Callable[[Sequence, TailHint | None], bool]
+    publish_soon: Callable[[list[QueueMessage]], None]
     num_retries: int = 0
     _items: deque[list[StepOutput] | Sequence] = field(default_factory=deque)
     _logs: dict[tuple[str, int], _OpenLog] = field(default_factory=dict)
@@ -138,6 +143,9 @@ class TokenSink:
                 entry.data += pack_records([output.record], output.sequence.sampling.num_logprobs)
             if output.ending is not None:
                 entry.ending = output.ending.encode()
+            if output.prompt_records is not None:
+                num_logprobs = output.sequence.sampling.num_logprobs
+                entry.scores = pack_records(output.prompt_records, num_logprobs)
             dirty[key] = entry
 
     def _write_until_taken(self, dirty: dict[tuple[str, int], _OpenLog]) -> None:
@@ -157,6 +165,7 @@ class TokenSink:
                 retry_s = min(LAST_RETRY_S, retry_s * 2)
 
     def _write(self, dirty: dict[tuple[str, int], _OpenLog]) -> None:
+        self._write_scores(dirty)
         writes = [
             LogWrite(
                 request_id=request_id,
@@ -169,6 +178,7 @@ class TokenSink:
             for (request_id, attempt), entry in dirty.items()
         ]
         reply = self.ledger.write_step(self.worker, writes)
+        self.publish_soon(reply.messages)
         written = dict(dirty)
         dirty.clear()
         for request_id, attempt in reply.stale:
@@ -178,6 +188,7 @@ class TokenSink:
         for key in [key for key in written if key[0] in reply.short]:
             entry = written.pop(key)
             entry.num_sent_bytes = 0
+            entry.has_sent_scores = False
             dirty[key] = entry
             log.warning("token_log_rewritten", request_id=key[0], num_bytes=len(entry.data))
         for (request_id, attempt), entry in written.items():
@@ -187,6 +198,16 @@ class TokenSink:
                 self.listener.on_ended(entry.sequence)
         for request_id in reply.cancelled:
             self.listener.on_cancelled(request_id)
+
+    def _write_scores(self, dirty: dict[tuple[str, int], _OpenLog]) -> None:
+        """Scores of a prompt stand in the ledger before the first token that follows it.
+
+        Whoever sees a token, or an ending, finds them; a next attempt need not score again.
+        """
+        for (request_id, attempt), entry in dirty.items():
+            if entry.scores is not None and not entry.has_sent_scores:
+                self.ledger.write_scores(request_id, self.worker, attempt, entry.scores)
+                entry.has_sent_scores = True
 
     def _hand_over(self, sequence: Sequence) -> None:
         key = (sequence.request_id, sequence.attempt)

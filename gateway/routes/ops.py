@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.services import Services
 from pipeline.errors import StoreUnavailable
+from pipeline.scheduling.fleet import Fleet
 
 READY_LIMIT_S = 0.15
 _GET = ["GET", "HEAD"]
@@ -35,19 +36,27 @@ def ops_routes(services: Services) -> APIRouter:
 
     @router.api_route("/metrics", methods=_GET)
     async def metrics() -> Response:
-        return Response(services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        text = services.metrics.text(await _fleet(services))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+async def _fleet(services: Services) -> Fleet | None:
+    """The workers, None when Redis does not answer in time."""
+    try:
+        async with asyncio.timeout(READY_LIMIT_S):
+            return await services.client.fleet()
+    except (StoreUnavailable, TimeoutError):
+        return None
 
 
 async def _reasons_against(services: Services) -> list[str]:
     """Why a request that comes now would not be served; empty when it would."""
     if services.drain.is_draining:
         return ["this gateway is shutting down"]
-    try:
-        async with asyncio.timeout(READY_LIMIT_S):
-            fleet = await services.client.fleet()
-    except (StoreUnavailable, TimeoutError):
+    fleet = await _fleet(services)
+    if fleet is None:
         return ["Redis does not answer"]
     if not fleet.ready:
         return [f"workers that can serve: prefill {fleet.num_prefill}, decode {fleet.num_decode}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +21,14 @@ MAX_DELAY_S = 30.0
 MAX_RETRY_AFTER_S = 60.0
 # A failure that follows one request around is that request's answer.
 MAX_SERVER_FAILURES = 3
-# Longer than any total deadline of the gateway.
-READ_LIMIT_S = 1200.0
+# Longer than the gateway's deadline for requests at batch priority. A dead peer is found by keep-alive.
+READ_LIMIT_S = 25 * 3600.0
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _ALL_LINES_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -71,7 +78,11 @@ class GatewayClient:
             base_url=self._url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(10.0, read=READ_LIMIT_S, pool=None),
-            limits=httpx.Limits(max_connections=window, max_keepalive_connections=window),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=window, max_keepalive_connections=window),
+                socket_options=_KEEPALIVE,
+                trust_env=False,
+            ),
             trust_env=False,
         )
 

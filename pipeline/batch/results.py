@@ -82,13 +82,25 @@ class ResultsFile:
             self._file.close()
 
 
-def response_line(custom_id: str, status: int, request_id: str, body: Any) -> dict[str, Any]:
+def response_line(
+    custom_id: str, status: int, request_id: str, body: Any, *, line_id: str | None = None
+) -> dict[str, Any]:
     """A result line in OpenAI's batch output format; also for requests that the API refused."""
     return {
-        "id": f"batch_req_{uuid4().hex}",
+        "id": line_id or f"batch_req_{uuid4().hex}",
         "custom_id": custom_id,
         "response": {"status_code": status, "request_id": request_id, "body": body},
         "error": None,
+    }
+
+
+def unanswered_line(custom_id: str, code: str, message: str, *, line_id: str) -> dict[str, Any]:
+    """A result line for a request that was not processed."""
+    return {
+        "id": line_id,
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code, "message": message},
     }
 
 

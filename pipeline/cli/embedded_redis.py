@@ -162,6 +162,20 @@ class EmbeddedRedis:
         )
 
 
+def url_of_running(data_dir: Path) -> str | None:
+    """The URL of the server whose configuration lies in a data directory; None if there is none."""
+    try:
+        lines = (data_dir / "redis.conf").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    fields = {name: value for name, _, value in (line.partition(" ") for line in lines)}
+    password = fields.get("requirepass", "").strip('"')
+    if "unixsocket" in fields:
+        path = fields["unixsocket"].strip('"').replace('\\"', '"').replace("\\\\", "\\")
+        return f"unix://:{password}@{quote(path)}?db=0"
+    return f"redis://:{password}@{LOOPBACK}:{fields['port']}/0" if "port" in fields else None
+
+
 def _quoted(path: Path) -> str:
     text = os.fspath(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'

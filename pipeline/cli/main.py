@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.batch.runner import BatchJob
-from pipeline.cli.batch_command import run_batch
+from pipeline.cli.batch_options import batch_app
 from pipeline.cli.data_directory import DataDirectory, default_path
 from pipeline.cli.doctor import State, as_table, examine
 from pipeline.cli.errors import CommandRefused
 from pipeline.cli.interpreter import module_command
 from pipeline.cli.model_store import convert_once
+from pipeline.cli.operate_options import dlq_app, redis_acl_command, status_command
 from pipeline.cli.screen import Screen
 from pipeline.cli.serve import serve
 from pipeline.cli.serve_options import EngineName, ServeOptions, parse_bytes, parse_workers
@@ -33,8 +32,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-batch_app = typer.Typer(help="Offline batches.", no_args_is_help=True)
 app.add_typer(batch_app, name="batch")
+app.add_typer(dlq_app, name="dlq")
+app.command("status")(status_command)
+app.command("redis-acl")(redis_acl_command)
 
 RedisUrl = Annotated[
     str | None, typer.Option("--redis-url", help="Redis 7 or later, or Valkey; a URL.")
@@ -229,40 +230,6 @@ def doctor_command(
     Console().print(as_table(findings))
     if any(finding.state is State.MISSING for finding in findings):
         raise typer.Exit(1)
-
-
-@batch_app.command("run")
-def batch_run_command(
-    input_path: Annotated[Path, typer.Argument(metavar="IN.jsonl", exists=True, dir_okay=False)],
-    output_path: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="One line per result.")
-    ],
-    errors_path: Annotated[
-        Path | None, typer.Option("--errors", help="Refused requests go here, not into OUT.")
-    ] = None,
-    url: Annotated[str, typer.Option(help="The gateway.")] = f"http://127.0.0.1:{DEFAULT_PORT}",
-    window: Annotated[int, typer.Option(help="Requests in flight.", min=1, max=4096)] = 32,
-    patience_s: Annotated[
-        float, typer.Option(help="How long an absent gateway is waited for.", min=0)
-    ] = 600.0,
-) -> None:
-    """Run a file in OpenAI's batch format at low priority. Run it again to go on after a stop.
-
-    The API key is read from POINTSMAN_API_KEY, so that it stands in no process list.
-    """
-    paths = [path.resolve() for path in (input_path, output_path, errors_path) if path is not None]
-    if len(set(paths)) < len(paths):
-        raise _refusal(CommandRefused("input, output and errors must be different files"))
-    job = BatchJob(
-        input_path=input_path,
-        output_path=output_path,
-        errors_path=errors_path,
-        url=url,
-        window=window,
-        api_key=os.environ.get("POINTSMAN_API_KEY") or None,
-        patience_s=patience_s,
-    )
-    raise typer.Exit(run_batch(job, Console()))
 
 
 def main() -> None:

@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.intake.chat_template import ChatTemplate
-from pipeline.intake.errors import ContextExceeded, InvalidField, UnknownModel, UnsupportedField
+from pipeline.intake.echo import EchoedPrompt
+from pipeline.intake.errors import InvalidField, UnknownModel, UnsupportedField
+from pipeline.intake.sampling_options import build_sampling, num_logprobs_of
 from pipeline.intake.schemas import (
     ChatBody,
     CompletionBody,
@@ -21,10 +23,6 @@ from pipeline.intake.schemas import (
 )
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.request import Priority, Request
-from pipeline.protocol.sampling import SamplingParams
-
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
-_INT64 = 2**63
 
 
 class AnswerKind(StrEnum):
@@ -51,7 +49,8 @@ class Generation:
     """One body's worth of requests.
 
     Choice i of the answer is requests[i]; it continues prompt i // choices_per_prompt. `ignored` are
-    the fields that were passed over. `created_s` is Unix time.
+    the fields that were passed over. `echoes` are the prompts to show again, none unless asked for.
+    `created_s` is Unix time.
     """
 
     answer_id: str
@@ -62,8 +61,14 @@ class Generation:
     choices_per_prompt: int = 1
     streams: bool = False
     includes_usage: bool = False
+    counts_usage: bool = False
+    echoes: tuple[EchoedPrompt, ...] = ()
     service_tier: str | None = None
     ignored: tuple[str, ...] = field(default=())
+
+    def echo_of(self, index: int) -> EchoedPrompt | None:
+        """The prompt that choice `index` begins with, or None."""
+        return self.echoes[index // self.choices_per_prompt] if self.echoes else None
 
 
 class Intake:
@@ -77,12 +82,14 @@ class Intake:
         *,
         queue_deadline_s: float = 60.0,
         total_deadline_s: float = 600.0,
+        batch_deadline_s: float = 86_400.0,
     ) -> None:
         self.vocabulary = vocabulary
         self.template = template
         self.model = model
         self._queue_deadline_s = queue_deadline_s
         self._total_deadline_s = total_deadline_s
+        self._batch_deadline_s = batch_deadline_s
 
     def build(
         self,
@@ -93,14 +100,17 @@ class Intake:
     ) -> Generation:
         """Check a parsed body and build what it asks for.
 
-        A job takes either form (`messages` or `prompt`) and has one choice. Control tokens spelled
-        out in a raw `prompt` are control tokens; in messages they are text. `answer_id` must be new
-        and hard to guess; it is made here when not given.
+        A job takes either form (`messages` or `prompt`) and has one choice without
+        log-probabilities. Control tokens spelled out in a raw `prompt` are control tokens; in
+        messages they are text. `answer_id` must be new and hard to guess; it is made here when not
+        given.
 
         Raises:
             RequestRefused: any of its subclasses with status 400 or 404.
         """
-        is_chat = kind is AnswerKind.CHAT or (kind is AnswerKind.JOB and "messages" in body)
+        is_job = kind is AnswerKind.JOB
+        # null is absent here too
+        is_chat = body.get("messages") is not None if is_job else kind is AnswerKind.CHAT
         parsed: ChatBody | CompletionBody
         parsed, ignored = parse_chat(body) if is_chat else parse_completion(body)
         if parsed.model != self.model:
@@ -109,10 +119,8 @@ class Intake:
             prompts = [self._chat_prompt(parsed.messages)]
         else:
             prompts = [self._raw_prompt(prompt) for prompt in parsed.prompt]
-        if kind is AnswerKind.JOB and len(prompts) * parsed.n > 1:
-            raise InvalidField(
-                "n" if parsed.n > 1 else "prompt", "A job has one prompt, one answer."
-            )
+        if is_job:
+            _check_job(parsed, len(prompts))
         answer_id = answer_id or f"{kind.value}-{secrets.token_hex(16)}"
         service_tier = body.get("service_tier")
         return Generation(
@@ -126,6 +134,8 @@ class Intake:
             choices_per_prompt=parsed.n,
             streams=parsed.stream,
             includes_usage=parsed.includes_usage,
+            counts_usage=parsed.counts_usage,
+            echoes=self._echoes(parsed, prompts),
             service_tier="flex" if service_tier == "flex" else service_tier and "default",
             ignored=ignored,
         )
@@ -139,6 +149,8 @@ class Intake:
     ) -> list[Request]:
         num_choices = len(prompts) * body.n
         seed = secrets.randbits(63) if body.seed is None else body.seed
+        priority = body.priority if caller.priority is None else caller.priority
+        queue_deadline_s, total_deadline_s = self._deadlines_s(priority)
         requests = []
         for rank in range(num_choices):
             prompt = prompts[rank // body.n]
@@ -147,53 +159,36 @@ class Intake:
                     request_id=answer_id if num_choices == 1 else f"{answer_id}-{rank}",
                     model=body.model,
                     prompt_tokens=prompt,
-                    sampling=self._sampling(body, len(prompt), seed + rank % body.n),
-                    priority=body.priority if caller.priority is None else caller.priority,
+                    sampling=build_sampling(
+                        body, self.vocabulary, len(prompt), seed + rank % body.n
+                    ),
+                    priority=priority,
                     tenant=caller.tenant,
                     tenant_salt=caller.tenant_salt,
-                    queue_deadline_s=caller.queue_deadline_s or self._queue_deadline_s,
-                    total_deadline_s=caller.total_deadline_s or self._total_deadline_s,
+                    queue_deadline_s=caller.queue_deadline_s or queue_deadline_s,
+                    total_deadline_s=caller.total_deadline_s or total_deadline_s,
                 )
             )
         return requests
 
-    def _sampling(
-        self, body: ChatBody | CompletionBody, num_prompt_tokens: int, seed: int
-    ) -> SamplingParams:
-        special = dict(self.vocabulary.special_texts)
-        stop_ids = [*body.stop_token_ids, *(special[text] for text in body.stop if text in special)]
-        if any(token_id >= self.vocabulary.vocab_size for token_id in stop_ids):
-            raise InvalidField("stop_token_ids", "A token id is outside the vocabulary.")
-        return SamplingParams(
-            max_tokens=self._max_tokens(body, num_prompt_tokens),
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=max(body.top_k, 0),
-            seed=(seed + _INT64) % (2 * _INT64) - _INT64,
-            stop=body.stop,
-            stop_token_ids=tuple(dict.fromkeys(stop_ids)),
-            ignore_eos=body.ignore_eos,
-            num_logprobs=_num_logprobs(body),
+    def _deadlines_s(self, priority: Priority) -> tuple[float, float]:
+        """(In the queue, in all): what waits behind everybody else gets the time for it."""
+        if priority is Priority.BATCH:
+            return self._batch_deadline_s, self._batch_deadline_s
+        return self._queue_deadline_s, self._total_deadline_s
+
+    def _echoes(
+        self, body: ChatBody | CompletionBody, prompts: list[list[int]]
+    ) -> tuple[EchoedPrompt, ...]:
+        if not isinstance(body, CompletionBody) or not body.echo:
+            return ()
+        num_added = len(self.vocabulary.prompt_prefix)
+        return tuple(
+            EchoedPrompt(given, tuple(tokens), num_added if given else len(tokens))
+            if isinstance(given, str)
+            else EchoedPrompt.of_tokens(tokens, self.vocabulary)
+            for given, tokens in zip(body.prompt, prompts, strict=True)
         )
-
-    def _max_tokens(self, body: ChatBody | CompletionBody, num_prompt_tokens: int) -> int:
-        """What was asked for, else what fits (chat) or 16 (completions).
-
-        Raises:
-            ContextExceeded: prompt and answer do not fit.
-        """
-        context = self.vocabulary.max_context
-        left = context - num_prompt_tokens
-        is_chat = isinstance(body, ChatBody)
-        asked = body.max_tokens
-        if isinstance(body, ChatBody) and asked is None:
-            asked = body.max_completion_tokens
-        if left < 1 or (asked is not None and asked > left):
-            param = "messages" if is_chat else "prompt"
-            raise ContextExceeded(param, context, num_prompt_tokens, 1 if asked is None else asked)
-        if asked is not None:
-            return asked
-        return left if is_chat else min(left, DEFAULT_COMPLETION_TOKENS)
 
     def _chat_prompt(self, messages: Sequence[MessageBody]) -> list[int]:
         for rank, message in enumerate(messages):
@@ -222,10 +217,14 @@ class Intake:
         return [self.vocabulary.bos_token_id]
 
 
-def _num_logprobs(body: GenerationBody) -> int | None:
-    if isinstance(body, ChatBody):
-        return (body.top_logprobs or 0) if body.logprobs else None
-    return body.logprobs if isinstance(body, CompletionBody) else None
+def _check_job(body: GenerationBody, num_prompts: int) -> None:
+    """Refuse what the answer of a job has no place for."""
+    if num_prompts * body.n > 1:
+        raise InvalidField("n" if body.n > 1 else "prompt", "A job has one prompt, one answer.")
+    if num_logprobs_of(body) is not None:
+        raise UnsupportedField("logprobs")
+    if isinstance(body, CompletionBody) and body.echo:
+        raise UnsupportedField("echo")
 
 
 def _terms(caller: Caller, service_tier: object) -> Caller:

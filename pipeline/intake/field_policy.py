@@ -29,16 +29,7 @@ _IGNORED_BY_BOTH = frozenset(
 )
 # Refused, unless they hold one of these values, which change nothing.
 _NEUTRAL_IN_BOTH: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "echo": (False,),
     "store": (False,),
     "cache_salt": (),
     "lora": (),
@@ -84,8 +75,6 @@ class FieldPolicy:
         if name == "best_of":
             num_choices = body.get("n")  # null is absent
             return _is_same(value, 1 if num_choices is None else num_choices)
-        if name == "min_tokens" and body.get("ignore_eos") is True:
-            return True  # an answer that ignores its end has max_tokens tokens
         return any(_is_same(value, neutral) for neutral in self.neutral.get(name, ()))
 
 
@@ -124,6 +113,15 @@ _SUPPORTED_BY_BOTH = frozenset(
         "stop",
         "stop_token_ids",
         "ignore_eos",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "min_tokens",
+        "bad_words",
+        "skip_special_tokens",
+        "include_stop_str_in_output",
         "stream",
         "stream_options",
         "n",
@@ -133,7 +131,7 @@ _SUPPORTED_BY_BOTH = frozenset(
 )
 
 COMPLETION_FIELDS = FieldPolicy(
-    supported=_SUPPORTED_BY_BOTH | {"prompt"},
+    supported=_SUPPORTED_BY_BOTH | {"prompt", "echo"},
     ignored=_IGNORED_BY_BOTH,
     neutral={**_NEUTRAL_IN_BOTH, "suffix": ("",), "prompt_embeds": ()},
 )
@@ -153,6 +151,7 @@ CHAT_FIELDS = FieldPolicy(
         "audio": (),
         "web_search_options": (),
         "moderation": (),
+        "echo": (False,),
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
         "chat_template": (),

@@ -13,6 +13,10 @@ from pipeline.protocol.request import Priority
 MAX_PROMPTS = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
+MAX_BIASES = 1024
+MAX_BIAS = 100
+MAX_BAD_WORDS = 256
+_ID_DIGITS = 10
 _PRIORITIES = (Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.BATCH)
 
 
@@ -53,6 +57,30 @@ def _stop(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _bad_words(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise PydanticCustomError("bad_words", "must be a list of non-empty strings")
+    if len(value) > MAX_BAD_WORDS or any(len(text) > MAX_STOP_CHARS for text in value):
+        raise PydanticCustomError("bad_words", "has too many or too long strings")
+    return tuple(value)
+
+
+def _biases(value: object) -> dict[int, float]:
+    """JSON's keys are strings: token ids in decimal digits."""
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise PydanticCustomError("biases", "must be an object of not too many token ids")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        is_id = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS
+        if not is_id:
+            raise PydanticCustomError("biases", "must have token ids as its keys")
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise PydanticCustomError("biases", "must have numbers from -100 to 100 as its values")
+        biases[int(key)] = float(bias)
+    return biases
+
+
 def _prompts(value: object) -> list[str | list[int]]:
     """A prompt in any of its four forms as a list of prompts."""
     if isinstance(value, str):
@@ -82,6 +110,8 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 TokenIds = Annotated[list[int], BeforeValidator(_ids)]
 StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop)]
+BadWords = Annotated[tuple[str, ...], BeforeValidator(_bad_words)]
+Biases = Annotated[dict[int, float], BeforeValidator(_biases)]
 Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
 PriorityStep = Annotated[Priority, BeforeValidator(_priority)]
 

@@ -31,11 +31,14 @@ def completion_logprobs(
     """`choices[].logprobs` of completions: parallel lists.
 
     `top_logprobs[i]` holds the most likely tokens and the chosen one; None when none were asked for.
+    A token without a log-probability (the first of a prompt) has None in both.
     """
     has_top = any(record.top for record in tokens)
     return {
         "tokens": [token_text(vocabulary, record.token_id) for record in tokens],
-        "token_logprobs": [_finite(record.logprob) for record in tokens],
+        "token_logprobs": [
+            None if record.logprob is None else _finite(record.logprob) for record in tokens
+        ],
         "top_logprobs": [_top(vocabulary, record) for record in tokens] if has_top else None,
         "text_offset": list(offsets),
     }
@@ -50,7 +53,9 @@ def token_text(vocabulary: Vocabulary, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{value:02x}" for value in data)
 
 
-def _top(vocabulary: Vocabulary, record: TokenRecord) -> dict[str, float]:
+def _top(vocabulary: Vocabulary, record: TokenRecord) -> dict[str, float] | None:
+    if record.logprob is None:
+        return None
     pairs = [*record.top, (record.token_id, record.logprob)]
     return {token_text(vocabulary, token_id): _finite(logprob) for token_id, logprob in pairs}
 

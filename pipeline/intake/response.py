@@ -8,12 +8,18 @@ from typing import Any
 
 from pipeline.intake.answer_text import AnswerText, TextPiece
 from pipeline.intake.build import AnswerKind, Generation
+from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.logprob_format import chat_logprobs, completion_logprobs
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.protocol.sampling import SamplingParams
-from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
+from pipeline.protocol.stream import (
+    PromptScored,
+    RequestUsage,
+    StreamEvent,
+    TokensArrived,
+)
 from pipeline.protocol.tokens import TokenRecord
 
 _OBJECTS = {
@@ -36,12 +42,20 @@ class ChoiceOutcome:
 class ChoiceCollector:
     """Gathers the events of one request into an outcome."""
 
-    def __init__(self, sampling: SamplingParams, vocabulary: Vocabulary) -> None:
-        self._text = AnswerText(vocabulary, sampling)
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        vocabulary: Vocabulary,
+        echo: EchoedPrompt | None = None,
+    ) -> None:
+        self._text = AnswerText(vocabulary, sampling, echo)
         self.outcome = ChoiceOutcome()
 
-    def feed(self, event: TokensArrived | StreamEnded) -> None:
+    def feed(self, event: StreamEvent) -> None:
         """Take the next event of the request's stream."""
+        self._take(self._text.begin(event.records if isinstance(event, PromptScored) else None))
+        if isinstance(event, PromptScored):
+            return
         if isinstance(event, TokensArrived):
             for record in event.records:
                 self._take(self._text.feed(record))
@@ -65,6 +79,7 @@ class AnswerShape:
         self._vocabulary = vocabulary
         self._is_chat = generation.kind is AnswerKind.CHAT
         self._whole_object, self._chunk_object = _OBJECTS[generation.kind]
+        self.num_tokens = 0  # of a stream, so far; for chunks that tell the usage
         self._has_logprobs = generation.requests[0].sampling.num_logprobs is not None
 
     def whole(self, outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
@@ -152,8 +167,17 @@ class AnswerShape:
         }
         chunk = self._frame(self._chunk_object, [choice])
         if self._generation.includes_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._usage_so_far() if self._generation.counts_usage else None
         return chunk
+
+    def _usage_so_far(self) -> dict[str, int]:
+        requests = self._generation.requests[:: self._generation.choices_per_prompt]
+        num_prompt = sum(len(request.prompt_tokens) for request in requests)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": num_prompt + self.num_tokens,
+        }
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         frame = {

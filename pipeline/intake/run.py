@@ -10,14 +10,16 @@ from typing import Any
 from pipeline.client import PipelineClient
 from pipeline.errors import PipelineError
 from pipeline.intake.build import Generation
+from pipeline.intake.errors import refusal_of
 from pipeline.intake.response import AnswerShape, ChoiceCollector
 from pipeline.intake.vocabulary import Vocabulary
+from pipeline.protocol.failure import Ending, FailureCode
 from pipeline.protocol.request import Request
 from pipeline.protocol.sampling import SamplingParams
-from pipeline.protocol.stream import StreamEnded, TokensArrived
+from pipeline.protocol.stream import PromptScored, RequestUsage, StreamEnded, StreamEvent
 
-StreamEvent = TokensArrived | StreamEnded
 CANCEL_AGAIN_S = 0.05
+_SCORES_LOST = Ending(failure=FailureCode.INTERNAL_ERROR)
 MAX_EVENTS_AHEAD = 256  # of a reader that is slower than the model
 
 
@@ -123,7 +125,10 @@ async def collect(
     Raises:
         RequestFailed, RequestCancelled: a choice did not end normally.
     """
-    collectors = [ChoiceCollector(request.sampling, vocabulary) for request in generation.requests]
+    collectors = [
+        ChoiceCollector(request.sampling, vocabulary, generation.echo_of(index))
+        for index, request in enumerate(generation.requests)
+    ]
     async with aclosing(events):
         async for index, event in events:
             collectors[index].feed(event)
@@ -135,8 +140,23 @@ async def follow_indexed(
     client: PipelineClient, request_id: str, index: int, sampling: SamplingParams
 ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
     """All events of one request as those of choice `index`."""
+    is_scored = not sampling.scores_prompt
     async for event in client.follow(request_id, num_logprobs=sampling.num_logprobs):
+        if not is_scored:
+            is_scored = True
+            scores = await client.prompt_scores(request_id, sampling.num_logprobs or 0)
+            if scores is not None:
+                yield index, PromptScored(scores)
+            elif not _has_failed(event):
+                # Never an answer that leaves out in silence what was asked for.
+                yield index, StreamEnded(_SCORES_LOST, RequestUsage(0, 0, 0))
+                return
         yield index, event
+
+
+def _has_failed(event: StreamEvent) -> bool:
+    """True for an ending that clients see as an error."""
+    return isinstance(event, StreamEnded) and refusal_of(event.ending) is not None
 
 
 async def _cancel(client: PipelineClient, requests: tuple[Request, ...]) -> None:

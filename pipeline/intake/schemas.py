@@ -12,6 +12,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pipeline.intake.errors import InvalidField, UnsupportedField, clip
 from pipeline.intake.field_policy import CHAT_FIELDS, COMPLETION_FIELDS
 from pipeline.intake.field_types import (
+    BadWords,
+    Biases,
     Number,
     PriorityStep,
     Prompts,
@@ -34,7 +36,10 @@ Strict = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` and `continuous_usage_stats` are accepted and change nothing."""
+    """`include_obfuscation` is accepted and changes nothing.
+
+    `continuous_usage_stats` goes with `include_usage`, as in vLLM: alone it changes nothing.
+    """
 
     model_config = Strict
 
@@ -57,6 +62,15 @@ class GenerationBody(BaseModel):
     stop: StopStrings = ()
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
+    min_p: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2, allow_inf_nan=False)] = 0.0
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2, allow_inf_nan=False)] = 0.0
+    logit_bias: Biases = {}
+    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    bad_words: BadWords = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -73,12 +87,26 @@ class GenerationBody(BaseModel):
         """True when a stream shall end with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def counts_usage(self) -> bool:
+        """True when every chunk of a stream shall tell the usage so far."""
+        options = self.stream_options
+        return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions. `prompt` [] with one empty text stands for null."""
 
     prompt: Prompts
+    max_tokens: Annotated[Whole, Field(ge=0)] | None = None
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _has_something_to_say(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise refusal("max_tokens", "must be at least 1, or 0 with echo")
+        return self
 
 
 class MessageBody(BaseModel):

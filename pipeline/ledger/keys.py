@@ -11,6 +11,9 @@ DEADLINES = "deadlines"
 LEADER = "leader"
 DEAD_LETTERS = "dead_letters"
 COUNTERS = "counters"
+HELD = "held"
+FAULTS = "faults"
+SLOTS = "slots"
 
 PREFILL_QUEUE = "prefill"
 UNPLACED_QUEUE = "unplaced"
@@ -37,9 +40,19 @@ def tokens_key(request_id: str) -> str:
     return f"tokens:{request_id}"
 
 
+def scores_key(request_id: str) -> str:
+    """Log-probabilities of a request's prompt: a record for each of its tokens but the first."""
+    return f"prompt_logprobs:{request_id}"
+
+
 def waiting_key(queue: str) -> str:
     """Sorted set of request ids that wait in a queue, by the time they were put there."""
     return f"waiting:{queue}"
+
+
+def released_key(queue: str, priority: int) -> str:
+    """Sorted set of waiting request ids whose message was sent, by the time of that."""
+    return f"released:{queue}:{priority}"
 
 
 def running_key(worker: str) -> str:
@@ -68,5 +81,5 @@ def gateway_channel(gateway: str) -> str:
 
 
 def frontier_key(queue: str, priority: int) -> str:
-    """When the youngest claimed request of a queue and priority had been queued."""
+    """When the youngest claimed request of a queue and priority had been released."""
     return f"frontier:{queue}:{priority}"

@@ -14,6 +14,7 @@ from pipeline.ledger.keys import (
     WORKERS,
     frontier_key,
     lease_key,
+    released_key,
     request_key,
     running_key,
     waiting_key,
@@ -34,11 +35,11 @@ def broker_lists(queue: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    """A queued request. Times are on the store's clock, in ms."""
+class ReleasedRequest:
+    """A queued request whose message was sent at `released_ms` on the store's clock."""
 
     request_id: str
-    queued_ms: int
+    released_ms: int
     priority: int
 
 
@@ -93,20 +94,21 @@ class LedgerOverview:
         with store_errors():
             return [item.decode() for item in self._client.smembers(running_key(worker))]
 
-    def waiting(self, queue: str, *, before_ms: int, limit: int) -> list[WaitingRequest]:
-        """The oldest requests in a queue that were put there before a time."""
+    def waiting(self, queue: str, *, limit: int) -> list[str]:
+        """The requests that wait in a queue, released or not, the oldest first."""
         with store_errors():
-            rows = self._client.zrangebyscore(
-                waiting_key(queue), 0, before_ms, 0, limit, withscores=True
-            )
-            pipe = self._client.pipeline(transaction=False)
-            for raw_id, _ in rows:
-                pipe.hget(request_key(raw_id.decode()), "priority")
-            priorities = pipe.execute()
-        return [
-            WaitingRequest(raw_id.decode(), int(queued_ms), int(priority or 0))
-            for (raw_id, queued_ms), priority in zip(rows, priorities, strict=True)
-        ]
+            return [item.decode() for item in self._client.zrange(waiting_key(queue), 0, limit - 1)]
+
+    def released(self, queue: str, *, before_ms: int, limit: int) -> list[ReleasedRequest]:
+        """Requests whose message was sent before a time and that nobody claimed, the oldest first."""
+        found: list[ReleasedRequest] = []
+        for priority in Priority:
+            with store_errors():
+                rows = self._client.zrangebyscore(
+                    released_key(queue, priority), 0, before_ms, 0, limit, withscores=True
+                )
+            found += [ReleasedRequest(raw.decode(), int(at_ms), priority) for raw, at_ms in rows]
+        return found
 
     def num_messages(self, queue: str) -> int:
         """Messages of a queue in the broker."""
@@ -114,7 +116,7 @@ class LedgerOverview:
             return sum(self._client.llen(name) for name in broker_lists(queue))
 
     def frontier_ms(self, queue: str, priority: int) -> int:
-        """When the youngest claimed request of a queue and priority had been queued."""
+        """When the youngest claimed request of a queue and priority had been released."""
         with store_errors():
             return int(self._client.get(frontier_key(queue, priority)) or 0)
 

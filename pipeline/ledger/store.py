@@ -7,12 +7,18 @@ from contextlib import contextmanager
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from pipeline.errors import StoreUnavailable
 
 SOCKET_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
+RETRY_S = 0.02
+NUM_RETRIES = 2
+_REFUSALS = ("OOM", "READONLY", "MISCONF", "LOADING", "NOREPLICAS", "MASTERDOWN")
 
 
 def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
@@ -29,14 +35,22 @@ def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
     )
 
 
-def connect_async(url: str, *, max_connections: int = 32) -> redis.asyncio.Redis:
-    """The asyncio form: callers wait for one of `max_connections` instead of opening more."""
+def connect_async(
+    url: str, *, max_connections: int = 16, num_retries: int = NUM_RETRIES
+) -> redis.asyncio.Redis:
+    """The asyncio form: callers wait for one of `max_connections` instead of opening more.
+
+    A connection that broke while it lay in the pool is no outage: the command is sent again on a new
+    one, so every command and script here may be repeated. A time-out is not tried again. A
+    subscription takes no retries: one that is silently renewed hides what it missed.
+    """
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
         timeout=SOCKET_TIMEOUT_S,
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
+        retry=Retry(ConstantBackoff(RETRY_S), num_retries, (RedisConnectionError,)),
     )
     # from_pool: closing the client closes the pool.
     return redis.asyncio.Redis.from_pool(pool)
@@ -51,7 +65,8 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except ResponseError as error:
-        if str(error).startswith(("OOM", "READONLY", "MISCONF", "LOADING", "NOREPLICAS")):
+        # From inside a script the code may stand anywhere in the message.
+        if any(code in str(error) for code in _REFUSALS):
             raise StoreUnavailable(str(error)) from error
         raise
     except (redis.RedisError, OSError, TimeoutError) as error:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgpack
 import redis
 
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint, decode_claim
+from pipeline.ledger.messages import QueueMessage, decode_messages
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.failure import FailureCode
 
+# What `step.lua` passes on to gateways: (id, byte offset, bytes, ending, cached prompt tokens).
+_PACK = msgpack.Packer(use_bin_type=False).pack
 
-@dataclass(frozen=True, slots=True)
-class LogWrite:
+
+class LogWrite(NamedTuple):
     """Bytes for one token log. `ending` is empty while the request goes on."""
 
     request_id: str
@@ -32,11 +36,13 @@ class StepReply:
 
     cancelled: request ids to stop. stale: (request id, attempt) pairs that no longer own their
     request. short: request ids whose log lost its end with the store and must be sent whole.
+    messages: to be sent for requests that got the room of those that ended.
     """
 
     cancelled: list[str]
     stale: list[tuple[str, int]]
     short: list[str]
+    messages: list[QueueMessage]
 
 
 class WorkerLedger:
@@ -45,10 +51,18 @@ class WorkerLedger:
     All methods raise `StoreUnavailable` when Redis does not answer; each may then be repeated.
     """
 
-    def __init__(self, client: redis.Redis, *, max_attempts: int, retention_s: int) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        max_attempts: int,
+        retention_s: int,
+        dead_letter_retention_s: int = 86_400,
+    ) -> None:
         self._client = client
         self._max_attempts = max_attempts
         self._retention_s = retention_s
+        self._dead_letter_retention_s = dead_letter_retention_s
         # redis-py types script arguments narrower than it takes them.
         self._scripts: dict[str, Any] = {}
 
@@ -70,51 +84,81 @@ class WorkerLedger:
         """Append to logs, publish, end requests, collect cancellations; repeatable."""
         args: list[object] = [worker, self._retention_s, len(writes)]
         for write in writes:
-            args += [write.request_id, write.attempt, write.offset_bytes, write.data]
-            args += [write.ending, write.num_cached]
-        cancelled, stale, short = self._run("step", *args)
+            args += (
+                write.request_id,
+                write.attempt,
+                write.offset_bytes,
+                write.data,
+                write.ending,
+                write.num_cached,
+                _PACK((write.request_id, write.offset_bytes, write.data, "", 0)),
+            )
+        cancelled, stale, short, messages = self._run("step", *args)
         pairs = [item.decode() for item in stale]
         return StepReply(
             cancelled=[item.decode() for item in cancelled],
             stale=[(pairs[i], int(pairs[i + 1])) for i in range(0, len(pairs), 2)],
             short=[item.decode() for item in short],
+            messages=decode_messages(messages),
         )
+
+    def write_scores(self, request_id: str, worker: str, attempt: int, data: bytes) -> bool:
+        """Keep the prompt's log-probabilities; False if stale. Repeatable."""
+        reply = self._run("score", request_id, worker, attempt, data, self._retention_s)
+        return bool(reply)
 
     def hand_over(
         self, request_id: str, worker: str, attempt: int, queue: str, tail: TailHint | None
-    ) -> int | None:
-        """Queue a running request for its next worker; its priority, or None if stale."""
+    ) -> list[QueueMessage] | None:
+        """Queue a running request for its next worker; messages to send, or None if stale."""
         hint = tail.encode() if tail is not None else ""
-        priority = int(self._run("hand_over", request_id, worker, attempt, queue, hint))
-        return priority if priority >= 0 else None
+        return _messages(self._run("hand_over", request_id, worker, attempt, queue, hint))
 
-    def requeue_lost(self, request_id: str, worker: str, queue: str) -> int | None:
-        """Take a request from a worker whose lease ran out; its priority if it is queued again."""
+    def convict(self, worker: str) -> str | None:
+        """Decide who is charged for the loss of a worker; the request that is proven guilty of it.
+
+        To be called before `requeue_lost`.
+        """
+        guilty = self._run("convict", worker)
+        return guilty.decode() if guilty else None
+
+    def requeue_lost(self, request_id: str, worker: str, queue: str) -> list[QueueMessage] | None:
+        """Take a request from a worker whose lease ran out; messages if it is queued again."""
         return self._requeue(request_id, worker, queue, "lost")
 
-    def give_back(self, request_id: str, worker: str, queue: str) -> int | None:
+    def give_back(self, request_id: str, worker: str, queue: str) -> list[QueueMessage] | None:
         """Return a request that this worker will not finish; not counted as a lost attempt."""
         return self._requeue(request_id, worker, queue, "returned")
 
-    def _requeue(self, request_id: str, worker: str, queue: str, why: str) -> int | None:
-        status, priority = self._run(
-            "requeue", request_id, worker, queue, why, self._max_attempts, self._retention_s
+    def _requeue(
+        self, request_id: str, worker: str, queue: str, why: str
+    ) -> list[QueueMessage] | None:
+        retentions_s = self._retention_s, self._dead_letter_retention_s
+        return _messages(
+            self._run("requeue", request_id, worker, queue, why, self._max_attempts, *retentions_s)
         )
-        return int(priority) if status == b"queued" else None
+
+    def release(self) -> list[QueueMessage]:
+        """Release held requests as far as there is room; messages to send."""
+        return decode_messages(self._run("release"))
+
+    def revive(self, request_id: str, queue: str, expiry_s: int) -> list[QueueMessage] | None:
+        """Queue a dead letter again; messages to send, or None if it is none or too old."""
+        return _messages(self._run("revive", request_id, queue, expiry_s))
 
     def cancel(self, request_id: str) -> str | None:
         """Cancel; the state it was in, or None if unknown."""
         state = self._run("cancel", request_id, self._retention_s)
         return state.decode() if state else None
 
-    def expire(self, request_id: str, code: FailureCode) -> bool:
-        """Fail a request whose deadline passed; True if it ended here."""
-        return bool(self._run("expire", request_id, str(code), self._retention_s))
+    def expire(self, request_id: str, code: FailureCode) -> str | None:
+        """Fail a request if a deadline passed; which one: queue, total, first_token or token_gap."""
+        why = self._run("expire", request_id, str(code), self._retention_s)
+        return why.decode() if why else None
 
-    def place(self, request_id: str, from_queue: str, to_queue: str) -> int | None:
-        """Move a waiting request to another queue; its priority, or None if it moved already."""
-        priority = int(self._run("place", request_id, from_queue, to_queue))
-        return priority if priority >= 0 else None
+    def place(self, request_id: str, from_queue: str, to_queue: str) -> list[QueueMessage] | None:
+        """Move a waiting request to another queue; messages, or None if it moved already."""
+        return _messages(self._run("place", request_id, from_queue, to_queue))
 
     def beat(self, worker: str, lease_s: float, state_json: str) -> tuple[int, list[str]]:
         """Renew the worker's lease and state; (store clock in ms, cancelled request ids)."""
@@ -124,3 +168,7 @@ class WorkerLedger:
     def leave(self, worker: str) -> bool:
         """Strike a worker off the list; False while it still owns requests (its lease ends)."""
         return bool(self._run("leave", worker))
+
+
+def _messages(reply: Any) -> list[QueueMessage] | None:
+    return None if reply is None else decode_messages(reply)

@@ -17,7 +17,7 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0, description="0: the prompt is only scored")
     temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="0 is greedy")
     top_p: float = Field(default=1.0, ge=0.0, le=1.0, description="0 keeps one token")
     top_k: int = Field(default=0, ge=0, description="0 keeps all tokens")
@@ -25,9 +25,36 @@ class SamplingParams(BaseModel):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, description="share of the likeliest token's")
+    repetition_penalty: float = Field(default=1.0, gt=0.0, description="over prompt and output")
+    presence_penalty: float = Field(default=0.0, description="over the output")
+    frequency_penalty: float = Field(default=0.0, description="over the output")
+    logit_bias: tuple[tuple[int, float], ...] = Field(default=(), description="token id, addend")
+    min_tokens: int = Field(default=0, ge=0, description="nothing ends the output before")
+    bad_words: tuple[tuple[int, ...], ...] = Field(default=(), description="as token ids")
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    echo: bool = Field(default=False, description="the answer begins with the prompt")
     num_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
         description="None: no log-probabilities; n: the chosen token's and the n most likely",
     )
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if an option depends on which token it is, and so on the sequence."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.min_tokens
+            or self.bad_words
+        )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True if the prompt's tokens get log-probabilities too, with as many alternatives."""
+        return self.echo and self.num_logprobs is not None

@@ -23,6 +23,16 @@ class RequestUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of all prompt tokens but the first; before any token of the output.
+
+    Only in streams of requests that score their prompt.
+    """
+
+    records: list[TokenRecord]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensArrived:
     """Output tokens `index`, `index + 1`, ... in order; at least one."""
 
@@ -36,6 +46,9 @@ class StreamEnded:
 
     ending: Ending
     usage: RequestUsage
+
+
+StreamEvent = PromptScored | TokensArrived | StreamEnded
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _ID = struct.Struct("<I")
 _CHOSEN = struct.Struct("<If")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
+class TokenRecord(NamedTuple):
     """A token id and, where asked, log-probabilities (natural log).
 
     `top` holds the most likely (token id, log-probability) pairs, best first.

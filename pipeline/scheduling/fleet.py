@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.ledger.keys import PREFILL_QUEUE, decode_queue
 
@@ -46,6 +46,8 @@ class WorkerState(BaseModel):
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
+    max_ahead_tokens: int = 0  # prompt tokens that may be released to it and not be computed yet
+    prefill_tokens_per_s: float = 0.0  # in full steps; 0: not known yet
 
     @property
     def can_prefill(self) -> bool:
@@ -72,7 +74,7 @@ class Fleet:
         ages_s: dict[str, float] = {}
         for name, beat in beats.items():
             beat_ms, state_json = msgpack.unpackb(beat, raw=True)
-            workers[name.decode()] = WorkerState.model_validate_json(state_json)
+            workers[name.decode()] = _read_state(name.decode(), state_json)
             ages_s[name.decode()] = (now_ms - beat_ms) / 1000
         return cls(workers, ages_s)
 
@@ -113,6 +115,10 @@ class Fleet:
             for queue in state.queues
         }
 
+    def prefill_tokens_per_s(self, queue: str) -> float:
+        """Speed of all workers of a queue together; 0: not known."""
+        return sum(state.prefill_tokens_per_s for state in self.usable() if queue in state.queues)
+
     def decode_nodes(self) -> dict[str, list[WorkerState]]:
         """Usable decode workers by node."""
         nodes: dict[str, list[WorkerState]] = {}
@@ -123,6 +129,26 @@ class Fleet:
 
 
 EMPTY_FLEET = Fleet({}, {})
+
+
+def _read_state(name: str, state_json: bytes) -> WorkerState:
+    """A heartbeat; one of another build that we cannot read gets no new work from us.
+
+    It stays on the list, so that its requests are taken over when its lease runs out.
+    """
+    try:
+        return WorkerState.model_validate_json(state_json)
+    except ValidationError:
+        return WorkerState(
+            worker=name,
+            node="",
+            role=Role.BOTH,
+            model="",
+            namespace="unreadable",
+            queues=(),
+            capacity=0,
+            is_draining=True,
+        )
 
 
 def queues_of(role: Role, node: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The loop that sees to it that nothing is lost: one leader at a time, in any gateway or worker.
 
-It takes requests from workers whose lease ran out, moves those that wait where nobody serves, sends
-messages again that the broker lost, and ends what is past its deadline.
+It takes requests from workers whose lease ran out, moves those that wait where nobody serves, releases
+what there is room for, sends messages again that the broker lost, and ends what is past its deadline.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from pipeline.errors import StoreUnavailable
+from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.keys import PREFILL_QUEUE, UNPLACED_QUEUE, is_decode_queue
-from pipeline.ledger.overview import LedgerOverview, WaitingRequest
+from pipeline.ledger.overview import LedgerOverview, ReleasedRequest
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.failure import FailureCode
 from pipeline.scheduling.fleet import Fleet
@@ -42,6 +43,7 @@ class Upkeep:
     ledger: WorkerLedger
     publisher: Publisher
     lease_s: float
+    faults: FaultLog
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _last_contact_s: float = float("-inf")
@@ -100,44 +102,49 @@ class Upkeep:
         if now_s >= self._trust_leases_from_s:
             for worker in fleet.workers:
                 if not self.overview.is_alive(worker):
-                    self._take_from_lost(fleet, worker)
+                    self._take_from_lost(fleet, worker, now_ms)
         served = fleet.served_queues()
         for queue in self.overview.queues():
             if queue in served:
                 self._send_lost_messages(queue, now_ms)
             else:
-                self._move_waiting(fleet, queue, now_ms)
+                self._move_waiting(fleet, queue)
         self._end_overdue(served, now_ms)
+        self.publisher.publish_all(self.ledger.release())
 
     def _end_overdue(self, served: set[str], now_ms: int) -> None:
         for request_id, queue in self.overview.overdue(now_ms, BATCH):
             code = FailureCode.QUEUE_TIMEOUT if queue in served else FailureCode.NO_WORKERS
-            if self.ledger.expire(request_id, code):
-                log.warning("request_overdue", request_id=request_id, code=str(code))
+            late_for = self.ledger.expire(request_id, code)
+            if late_for is not None:
+                log.warning("request_overdue", request_id=request_id, late_for=late_for)
+                self.faults.note(now_ms, "overdue", request_id=request_id, late_for=late_for)
 
-    def _take_from_lost(self, fleet: Fleet, worker: str) -> None:
+    def _take_from_lost(self, fleet: Fleet, worker: str, now_ms: int) -> None:
         owned = self.overview.owned_by(worker)
         log.warning("worker_lost", worker=worker, num_requests=len(owned))
+        self.faults.note(now_ms, "worker_lost", worker=worker, num_requests=len(owned))
         without = fleet.without(worker)
+        guilty = self.ledger.convict(worker)
+        if guilty is not None:
+            log.warning("worker_killed_by_request", worker=worker, request_id=guilty)
+            self.faults.note(now_ms, "killed_by_request", worker=worker, request_id=guilty)
         for request_id in owned:
             target = _next_queue(without, needs_decode=not fleet.workers[worker].can_prefill)
-            priority = self.ledger.requeue_lost(request_id, worker, target)
-            if priority is not None:
-                self.publisher.publish(request_id, target, priority)
+            messages = self.ledger.requeue_lost(request_id, worker, target)
+            self.publisher.publish_all(messages or [])
         self.ledger.leave(worker)
 
-    def _move_waiting(self, fleet: Fleet, queue: str, now_ms: int) -> None:
+    def _move_waiting(self, fleet: Fleet, queue: str) -> None:
         """Find another queue for what waits where nobody serves."""
-        waiting = self.overview.waiting(queue, before_ms=now_ms, limit=BATCH)
+        waiting = self.overview.waiting(queue, limit=BATCH)
         if not waiting and queue not in (PREFILL_QUEUE, UNPLACED_QUEUE):
             self.overview.forget_queue(queue)
         target = _next_queue(fleet, needs_decode=is_decode_queue(queue))
         if target == queue or not waiting:
             return
-        for request in waiting:
-            priority = self.ledger.place(request.request_id, queue, target)
-            if priority is not None:
-                self.publisher.publish(request.request_id, target, priority)
+        for request_id in waiting:
+            self.publisher.publish_all(self.ledger.place(request_id, queue, target) or [])
         log.info("waiting_moved", queue=queue, to=target, num_requests=len(waiting))
 
     def _send_lost_messages(self, queue: str, now_ms: int) -> None:
@@ -146,24 +153,25 @@ class Upkeep:
         That is so if the broker's lists are empty, or if a younger request of the same queue and
         priority was claimed (each list is first in, first out).
         """
-        waiting = self.overview.waiting(queue, before_ms=now_ms - LOST_MESSAGE_MS, limit=BATCH)
-        if not waiting:
+        released = self.overview.released(queue, before_ms=now_ms - LOST_MESSAGE_MS, limit=BATCH)
+        if not released:
             return
         is_empty = self.overview.num_messages(queue) == 0
         frontiers = {
             priority: self.overview.frontier_ms(queue, priority)
-            for priority in {request.priority for request in waiting}
+            for priority in {request.priority for request in released}
         }
         if len(self._sent_again_ms) > MAX_REMEMBERED:
             self._sent_again_ms.clear()
-        for request in waiting:
-            is_lost = is_empty or frontiers[request.priority] > request.queued_ms
+        for request in released:
+            is_lost = is_empty or frontiers[request.priority] > request.released_ms
             if is_lost and self._may_send_again(request, now_ms):
                 self.publisher.publish(request.request_id, queue, request.priority)
                 log.warning("message_sent_again", request_id=request.request_id, queue=queue)
+                self.faults.note(now_ms, "message_lost", request_id=request.request_id, queue=queue)
 
-    def _may_send_again(self, request: WaitingRequest, now_ms: int) -> bool:
-        last_ms = max(self._sent_again_ms.get(request.request_id, 0), request.queued_ms)
+    def _may_send_again(self, request: ReleasedRequest, now_ms: int) -> bool:
+        last_ms = max(self._sent_again_ms.get(request.request_id, 0), request.released_ms)
         if now_ms - last_ms < LOST_MESSAGE_MS:
             return False
         self._sent_again_ms[request.request_id] = now_ms

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import redis.asyncio
@@ -33,8 +33,7 @@ PING_S = 5.0
 CLOSE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class LogPart:
+class LogPart(NamedTuple):
     """One published piece of a token log."""
 
     offset_bytes: int
@@ -50,8 +49,10 @@ class _Mailbox:
     parts: deque[LogPart] = field(default_factory=deque)
     rung: asyncio.Event = field(default_factory=asyncio.Event)
     behind: bool = True
+    was_silent: bool = False
 
     def put(self, part: LogPart) -> None:
+        self.was_silent = False
         if not self.behind:
             if len(self.parts) < MAX_BUFFERED_MESSAGES:
                 self.parts.append(part)
@@ -81,7 +82,7 @@ class TokenHub:
         self._channel = gateway_channel(gateway)
         self._give_up_after_s = give_up_after_s
         self._mailboxes: dict[str, set[_Mailbox]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
         self._is_subscribed = True  # so that a first failure is told
         self.num_reconnects = 0
@@ -98,15 +99,32 @@ class TokenHub:
 
     async def start(self) -> None:
         """Begin to listen; returns at once, also when Redis is away."""
-        self._task = asyncio.create_task(self._listen_for_ever(), name="token-hub")
+        self._tasks = [
+            asyncio.create_task(self._listen_for_ever(), name="token-hub"),
+            asyncio.create_task(self._doubt_silence(), name="token-hub-silence"),
+        ]
 
     async def close(self) -> None:
         """Stop listening."""
         self._is_closing = True
         # A cancellation that meets redis-py in the middle of connecting can get lost there.
-        while self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=CLOSE_S)
+        while alive := [task for task in self._tasks if not task.done()]:
+            for task in alive:
+                task.cancel()
+            await asyncio.wait(alive, timeout=CLOSE_S)
+
+    async def _doubt_silence(self) -> None:
+        """Make streams that heard nothing for a while look at the log: a bell can get lost.
+
+        One timer for all streams; one each would cost more than the tokens.
+        """
+        while not self._is_closing:
+            await asyncio.sleep(SILENCE_S)
+            for boxes in self._mailboxes.values():
+                for box in boxes:
+                    if box.was_silent:
+                        box.fall_behind()
+                    box.was_silent = True
 
     async def _listen_for_ever(self) -> None:
         while not self._is_closing:
@@ -208,6 +226,7 @@ class _LogReader:
             else:
                 await asyncio.sleep(RECONNECT_S)
                 continue
+            _heed_cancellation()
             for event in events:
                 yield event
                 ended = isinstance(event, StreamEnded)
@@ -269,12 +288,18 @@ class _LogReader:
     @staticmethod
     async def _wait(box: _Mailbox) -> None:
         box.rung.clear()
-        if box.parts or box.behind:
-            return
-        try:
-            await asyncio.wait_for(box.rung.wait(), SILENCE_S)
-        except TimeoutError:
-            box.behind = True
+        if not box.parts and not box.behind:
+            await box.rung.wait()
+
+
+def _heed_cancellation() -> None:
+    """End here if the task was cancelled and a library on the way swallowed it.
+
+    redis-py does so when a cancellation meets it in the middle of a command.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _merged(events: list[TokensArrived | StreamEnded]) -> list[TokensArrived | StreamEnded]:

@@ -217,9 +217,8 @@ class Rig:
     def is_at_rest(self) -> bool:
         """No request is open and no worker holds a block for a sequence."""
         return not self.redis.zcard("deadlines") and all(
-            state["num_used_blocks"] == 0
-            and state["num_running"] == 0
-            and state["num_waiting"] == 0
+            sum(state.get(name, 0) for name in ("num_used_blocks", "num_running", "num_waiting"))
+            == 0
             for state in self.beats().values()
         )
 

@@ -20,6 +20,7 @@ from tests.flow.wire import (
     assert_error,
     chat_body,
     connect,
+    fresh_beats,
     num_tokens_run,
     post_bytes,
     reset,
@@ -28,7 +29,7 @@ from tests.flow.wire import (
 )
 
 STEP_MS = 20
-NEIGHBOUR = [f"{number} " for number in range(400)]
+NEIGHBOUR = [f"{number} " for number in range(300)]
 COUNTED = [f"{number} " for number in range(40)]
 BOOK = {
     "endless": script("on ", ends=False, token_delay_ms=STEP_MS),
@@ -60,6 +61,13 @@ def is_idle(rig: Rig) -> bool:
         and num_unacked(rig) == 0
         and not any(rig.redis.scard(key) for key in rig.redis.scan_iter("running:*"))
     )
+
+
+def wait_idle(rig: Rig, limit_s: float = 3.0) -> None:
+    """Wait until nothing is held; the workers' next words must say the same."""
+    wait_until(lambda: is_idle(rig), limit_s, "idle")
+    fresh_beats(rig)
+    assert is_idle(rig)
 
 
 def open_stream(rig: Rig, prompt: str, **fields: Any) -> socket.socket:
@@ -97,35 +105,32 @@ async def test_c067_fifty_hard_disconnects_disturb_nobody_and_leave_nothing(rig:
 
         for _ in range(10):
             await asyncio.gather(*(asyncio.to_thread(leave_hard) for _ in range(5)))
-        left_s = time.monotonic()
 
-        # Only the neighbours run on: within a second for the gateway, a heartbeat more for workers.
         def only_neighbours() -> bool:
-            return (
-                rig.metric(GAUGES[0]) <= len(neighbours)
-                and rig.redis.zcard("deadlines") <= len(neighbours)
-                and sum(beat["num_running"] for beat in rig.beats().values()) <= len(neighbours)
-            )
+            """As gateway and ledger know it; the workers' word comes once a second."""
+            num_open = max(rig.metric(GAUGES[0]), rig.redis.zcard("deadlines"))
+            return num_open <= len(neighbours)
 
-        await asyncio.to_thread(wait_until, only_neighbours, 3)
-        assert time.monotonic() - left_s < 2.2
+        await asyncio.to_thread(wait_until, only_neighbours, 1)
+        beats = await asyncio.to_thread(fresh_beats, rig)
+        assert sum(beat["num_running"] for beat in beats.values()) <= len(neighbours)
         assert not all(transcript.is_done for transcript in neighbours), "they still run"
         await asyncio.gather(*running)
 
     assert [transcript.text for transcript in neighbours] == ["".join(NEIGHBOUR)] * 3
-    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+    await asyncio.to_thread(wait_idle, rig)
     ran = await asyncio.to_thread(num_tokens_run, rig) - before
-    num_prompt = 50 * (len("[[endless]]") + 3) + 3 * len("[[neighbour]]")
-    # Three tokens were read; the rest of a second's worth is what a cancel may cost.
-    assert ran < num_prompt + 3 * len(NEIGHBOUR) + 50 * 20
+    # Measured: a cut stream runs three steps or four. A dozen more is a quarter of a second.
+    num_prompt_tokens = 50 * len("[[endless]]") + 3 * len("[[neighbour]]")
+    assert ran < num_prompt_tokens + 3 * len(NEIGHBOUR) + 50 * 15
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["whole", "stream"])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_c067_a_client_that_leaves_before_the_first_token_is_forgotten(
-    rig: Rig, whole: bool
+    rig: Rig, *, streams: bool
 ) -> None:
     def leave() -> None:
-        request = body("[[slow-start]]", stream=not whole, max_tokens=2000)
+        request = body("[[slow-start]]", stream=streams, max_tokens=2000)
         connection = connect(rig)
         connection.sendall(post_bytes(COMPLETIONS, request))
         wait_until(lambda: sum(rig.metric(name) for name in GAUGES) > 0, 5)
@@ -133,7 +138,7 @@ async def test_c067_a_client_that_leaves_before_the_first_token_is_forgotten(
 
     for _ in range(3):
         await asyncio.to_thread(leave)
-    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+    await asyncio.to_thread(wait_idle, rig)
 
 
 async def test_c067_a_client_of_a_whole_answer_that_leaves_stops_it(rig: Rig) -> None:
@@ -144,7 +149,7 @@ async def test_c067_a_client_of_a_whole_answer_that_leaves_stops_it(rig: Rig) ->
         reset(connection)
 
     await asyncio.to_thread(leave)
-    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+    await asyncio.to_thread(wait_idle, rig)
 
 
 async def test_c067_all_choices_of_a_client_that_leaves_are_stopped(rig: Rig) -> None:
@@ -154,7 +159,7 @@ async def test_c067_all_choices_of_a_client_that_leaves_are_stopped(rig: Rig) ->
         reset(connection)
 
     await asyncio.to_thread(leave)
-    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 3)
+    await asyncio.to_thread(wait_idle, rig)
 
 
 async def test_c074_a_stream_is_resumed_while_it_runs_and_after_it_ended(rig: Rig) -> None:
@@ -225,7 +230,7 @@ async def test_c153_gauges_fall_to_zero_when_a_hundred_streams_are_cut(rig: Rig)
     cut_s = time.monotonic()
     for connection in connections:
         reset(connection)
-    await asyncio.to_thread(wait_until, lambda: is_idle(rig), 5)
+    await asyncio.to_thread(wait_idle, rig)
     assert time.monotonic() - cut_s < 5
     async with client(rig) as http:
         assert (await complete(http, "as before", max_tokens=9))["choices"][0]["text"]

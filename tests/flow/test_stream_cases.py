@@ -129,6 +129,8 @@ async def test_c008_a_stop_string_over_three_tokens_never_leaks(rig: Rig) -> Non
     rig.wait_at_rest()
     assert num_tokens_run(rig) - before <= usage["prompt_tokens"] + 4
     assert await every_way(rig, "c008", **fields) == ["Answer 42"] * 5
+    assert await every_way(rig, "c001", stop=["é!"]) == ["caf"] * 5
+    assert await every_way(rig, "c002", stop=[FAMILY[1:]]) == [FAMILY[0]] * 5
 
 
 async def test_c009_text_that_was_no_stop_string_is_let_go_at_once(rig: Rig) -> None:
@@ -170,6 +172,9 @@ ENDINGS = [
     ("length", {"max_tokens": 2}, "one two"),
     ("length", {"max_tokens": 1}, "one"),
     ("stop", {"stop": [" th"]}, "one two"),
+    ("stop", {"stop": [" th"], "max_tokens": 3}, "one two"),
+    ("length", {"stop": [" three!"], "max_tokens": 3}, "one two three"),
+    ("stop", {"stop": ["zzz", "ee", " three"]}, "one two"),
     ("stop", {"stop": "o"}, ""),
 ]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth import KeyRing, KeysFileBroken, tenant_salt
+from gateway.auth import ApiKey, KeyRing, KeysFileBroken, tenant_salt
 from gateway.http_errors import KeyRefused
 
 
 def ring(**keys: str) -> KeyRing:
     return KeyRing(
-        [(tenant, hashlib.sha256(key.encode()).digest()) for tenant, key in keys.items()]
+        ApiKey(tenant, hashlib.sha256(key.encode()).digest()) for tenant, key in keys.items()
     )
 
 
@@ -41,10 +41,34 @@ def test_an_empty_ring_lets_nobody_in() -> None:
         KeyRing([]).caller("Bearer ")
 
 
-@pytest.mark.parametrize("line", ["t1", "t1 abc", "t1 sk-plain-key", f"t1 {'0' * 62}", "a b c"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "t1",
+        "t1 abc",
+        f"t1 {'0' * 64} requests=5",
+        f"t1 {'0' * 64} tokens=1/1s tokens=2/1s",
+        "t1 sk-plain-key",
+        f"t1 {'0' * 62}",
+        "a b c",
+    ],
+)
 def test_a_malformed_line_of_the_keys_file_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# comment\n{line}\n")
     with pytest.raises(KeysFileBroken, match="line 2") as caught:
         KeyRing.load(path)
     assert "sk-plain-key" not in str(caught.value)
+
+
+def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    digest = hashlib.sha256(b"sk-one").hexdigest()
+    path.write_text(f"t1 {digest} tokens=1000/60s requests=5/10s\n")
+
+    limits = KeyRing.load(path).find("Bearer sk-one").limits
+
+    assert limits.requests is not None
+    assert limits.tokens is not None
+    assert (limits.requests.amount, limits.requests.get_expiry()) == (5, 10)
+    assert (limits.tokens.amount, limits.tokens.get_expiry()) == (1000, 60)

@@ -193,7 +193,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_ones(
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models/", "http://gateway//v1/models", "/v1/responses", "/v1/files", "/", "/docs"],
+    ["/v1/models/", "http://gateway//v1/models", "/v1/responses", "/v1/uploads", "/", "/docs"],
 )
 async def test_an_unknown_path_is_a_json_404(http: httpx.AsyncClient, path: str) -> None:
     assert_refused(await http.get(path), 404, "not_found")

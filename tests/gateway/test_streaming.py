@@ -13,7 +13,7 @@ from gateway.drain import Drain
 from gateway.sse import DONE, event_bytes
 from gateway.streaming import ClientGone, EventStreamAnswer, run_while_connected
 from pipeline.intake.errors import RequestRefused
-from pipeline.protocol.stream import StreamEnded, TokensArrived
+from pipeline.protocol.stream import StreamEvent
 
 
 class LineWriter:
@@ -23,7 +23,7 @@ class LineWriter:
         self.is_complete = False
         self.has_failed = False
 
-    def feed(self, index: int, event: TokensArrived | StreamEnded) -> bytes:
+    def feed(self, index: int, event: StreamEvent) -> bytes:
         raise NotImplementedError
 
     def fail(self, error: RequestRefused) -> bytes:

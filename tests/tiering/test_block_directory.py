@@ -6,13 +6,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tiering.block_directory import Block, BlockDirectory
+from tiering.block import Block
+from tiering.block_directory import BlockDirectory
 from tiering.block_stamp import BlockStamp
+from tiering.eviction.arc import ArcEvictor
+from tiering.eviction.evictor import NewEvictor
+from tiering.eviction.lfu import LfudaEvictor, LfuEvictor
 from tiering.eviction.lru import LruEvictor
+from tiering.eviction.s3_fifo import S3FifoEvictor
 from tiering.tier import SlotState
 
 NUM_SLOTS = 6
 HOLDER, OTHER_HOLDER = 1, 2
+OWNERS = (b"", b"tenant 1", b"tenant 2")
 
 
 def key_of(number: int) -> bytes:
@@ -182,9 +188,12 @@ def test_adopted_blocks_are_found_and_the_oldest_goes_first() -> None:
 class DirectoryMachine(RuleBasedStateMachine):
     """Random events against the promises that must hold after each of them."""
 
+    new_evictor: NewEvictor = LruEvictor
+
     def __init__(self) -> None:
         super().__init__()
-        self.directory = new_directory()
+        new_evictor: NewEvictor = type(self).new_evictor
+        self.directory = BlockDirectory(NUM_SLOTS, new_evictor, tenant_share=0.34)
         self.now_s = 0.0
         self.reserved: list[Block] = []
         self.evicting: list[Block] = []
@@ -203,7 +212,11 @@ class DirectoryMachine(RuleBasedStateMachine):
         was_present = self.directory.find(key_of(number)) is not None
         had_room = self.directory.num_free > 0
         block = self.directory.reserve(
-            key_of(number), holder, deadline_s=self.now_s + ttl_s, lifetime_s=lifetime_s
+            key_of(number),
+            holder,
+            deadline_s=self.now_s + ttl_s,
+            lifetime_s=lifetime_s,
+            owner=OWNERS[number % 3],
         )
         assert (block is not None) == (had_room and not was_present)
         if block is not None:
@@ -293,6 +306,13 @@ class DirectoryMachine(RuleBasedStateMachine):
             assert block.num_leases > 0
 
     @invariant()
+    def slots_of_owners_add_up(self) -> None:
+        victims = self.directory.next_victims(NUM_SLOTS)
+        assert len({victim.key for victim in victims}) == len(victims)
+        assert sum(self.directory.num_owned.values()) <= self.directory.num_used
+        assert all(number > 0 for number in self.directory.num_owned.values())
+
+    @invariant()
     def no_two_living_blocks_share_a_slot(self) -> None:
         held = {b for _, _, blocks in self.leased.values() for b in blocks}
         living = held | set(self.directory.readable_by_age())
@@ -303,5 +323,28 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert self.directory.num_leases == len(self.leased)
 
 
+class ArcMachine(DirectoryMachine):
+    new_evictor = ArcEvictor
+
+
+class LfuMachine(DirectoryMachine):
+    new_evictor = LfuEvictor
+
+
+class LfudaMachine(DirectoryMachine):
+    new_evictor = LfudaEvictor
+
+
+class S3FifoMachine(DirectoryMachine):
+    new_evictor = S3FifoEvictor
+
+
 DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+few = settings(max_examples=40, stateful_step_count=40)
+for machine in (ArcMachine, LfuMachine, LfudaMachine, S3FifoMachine):
+    machine.TestCase.settings = few
 TestDirectoryMachine = DirectoryMachine.TestCase
+TestArcMachine = ArcMachine.TestCase
+TestLfuMachine = LfuMachine.TestCase
+TestLfudaMachine = LfudaMachine.TestCase
+TestS3FifoMachine = S3FifoMachine.TestCase

@@ -26,9 +26,11 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("POINTSMAN_WORKER_ROLE", "prefill")
     monkeypatch.setenv("POINTSMAN_WORKER_MAX_BATCH_TOKENS", "48")
     monkeypatch.setenv("POINTSMAN_WORKER_KVD", "off")
+    monkeypatch.setenv("POINTSMAN_WORKER_SPECULATION_TOKENS", "5")
     settings = WorkerSettings()
     assert settings.role is Role.PREFILL
     assert settings.engine_settings(SMOL).max_batch_tokens == 48
+    assert settings.engine_settings(SMOL).speculation_tokens == 5
     assert not settings.kvd
 
 

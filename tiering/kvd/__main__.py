@@ -7,12 +7,16 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
 from tiering.errors import KvdAlreadyRunning
+from tiering.eviction.policies import new_evictor_of
+from tiering.kvd.disk_health import DiskLimits
 from tiering.kvd.node_cache import NodeCache
+from tiering.kvd.nvme_limits import NvmeLimits
 from tiering.kvd.nvme_tier import NvmeTier
 from tiering.kvd.server import KvdServer, remove_stale_socket
 from tiering.kvd.write_back import CacheLimits
@@ -23,16 +27,38 @@ from tiering.stores.nvme_slab import NvmeSlab
 log = structlog.get_logger(__name__)
 
 
-def open_nvme_tier(settings: KvdSettings) -> NvmeTier:
-    """The configured tier; one that is off when it is not wanted or its file cannot be used."""
-    if not settings.nvme_bytes or settings.nvme_path is None:
-        return NvmeTier(None)
+_LONGEST_RETRY_PAUSES = 16
+
+
+def nvme_limits(settings: KvdSettings) -> NvmeLimits:
+    """The NVMe tier's part of the settings."""
+    return NvmeLimits(
+        new_evictor=new_evictor_of(settings.nvme_eviction, settings.idle_ttl_s),
+        tenant_share=settings.tenant_share,
+        disk=DiskLimits(retry_s=settings.nvme_retry_s, slow_io_s=settings.nvme_slow_io_s),
+        write_bytes_per_day=settings.nvme_write_bytes_per_day or None,
+        max_writes_per_hit=settings.nvme_max_writes_per_hit,
+    )
+
+
+async def open_nvme(cache: NodeCache, path: Path, num_bytes: int) -> bool:
+    """Take the slab file into use; False, with a log line, when that cannot be done now."""
     try:
-        settings.nvme_path.parent.mkdir(parents=True, exist_ok=True)
-        return NvmeTier(NvmeSlab(settings.nvme_path, settings.nvme_bytes))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        slab = await asyncio.to_thread(NvmeSlab, path, num_bytes)
     except OSError as error:
-        log.warning("nvme_unusable", path=str(settings.nvme_path), error=str(error))
-        return NvmeTier(None)
+        log.warning("nvme_unusable", path=str(path), error=str(error))
+        return False
+    return await cache.attach_nvme(slab)
+
+
+async def keep_trying_nvme(cache: NodeCache, settings: KvdSettings, path: Path) -> None:
+    """Open a slab file that could not be used at start, ever less often."""
+    pause_s = settings.nvme_retry_s
+    await asyncio.sleep(pause_s)
+    while not await open_nvme(cache, path, settings.nvme_bytes):
+        pause_s = min(2 * pause_s, _LONGEST_RETRY_PAUSES * settings.nvme_retry_s)
+        await asyncio.sleep(pause_s)
 
 
 async def serve(settings: KvdSettings) -> None:
@@ -45,20 +71,28 @@ async def serve(settings: KvdSettings) -> None:
     slab_fd = create_slab_memory(settings.dram_bytes)
     slab_bytes = os.fstat(slab_fd).st_size
     memory = map_slab_memory(slab_fd, slab_bytes, is_owner=True)
-    nvme = open_nvme_tier(settings)
-    await nvme.recover()
     limits = CacheLimits(
         high_watermark=settings.high_watermark,
         low_watermark=settings.low_watermark,
         io_timeout_s=settings.io_timeout_s,
         room_wait_s=settings.room_wait_s,
+        new_evictor=new_evictor_of(settings.dram_eviction, settings.idle_ttl_s),
+        tenant_share=settings.tenant_share,
     )
-    server = KvdServer(NodeCache(memory, nvme, limits), slab_fd, slab_bytes)
+    nvme = NvmeTier(None, nvme_limits(settings))
+    cache = NodeCache(memory, nvme, limits)
+    retrying = None
+    path = settings.nvme_path if settings.nvme_bytes else None
+    if path is not None and not await open_nvme(cache, path, settings.nvme_bytes):
+        retrying = asyncio.ensure_future(keep_trying_nvme(cache, settings, path))
+    server = KvdServer(cache, slab_fd, slab_bytes)
     await server.start(settings.socket)
     log.info("kvd_ready", socket=str(settings.socket), dram_bytes=slab_bytes)
     await stopping.wait()
+    if retrying is not None:
+        retrying.cancel()
     await server.stop()
-    await server.cache.flush(time.monotonic() + settings.flush_timeout_s)
+    await cache.flush(time.monotonic() + settings.flush_timeout_s)
     nvme.close()
     log.info("kvd_stopped")
     if nvme.has_stuck_io:

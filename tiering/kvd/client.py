@@ -18,7 +18,6 @@ from tiering.kvd import protocol
 from tiering.kvd.protocol import Op, Status
 from tiering.kvd.stats import KvdStats
 from tiering.lease import BlockLease, LeasedBlock, Reservation
-from tiering.stores.block_store import payload_checksum
 from tiering.stores.dram_slab import DramSlab, map_slab_memory
 from tiering.tier import Tier
 
@@ -46,6 +45,7 @@ class KvdClient:
         self._socket: socket.socket | None = None
         self._slab: DramSlab | None = None
         self._session = b""
+        self._loaded_bytes, self._load_s, self._store_s = 0, 0.0, 0.0  # not yet reported
 
     @property
     def is_connected(self) -> bool:
@@ -117,33 +117,43 @@ class KvdClient:
         block = lease.blocks[index]
         if self._slab is None or not self._is_alive(lease.session, lease.deadline_s):
             return False
+        began_s = time.perf_counter()
         try:
-            self._slab.read(block.slot, block.stamp, into)
+            self._slab.copy_out(block.slot, block.num_bytes, block.checksum, into)
         except SlotCorrupt:
             with suppress(KvdUnavailable):
                 self._ask(Op.SUSPECT, block.key, block.generation)
             return False
+        self._load_s += time.perf_counter() - began_s
+        self._loaded_bytes += block.num_bytes
         return self._is_alive(lease.session, lease.deadline_s)
 
     def release(self, lease: BlockLease) -> None:
         """End a lease. Idempotent."""
         if lease.lease_id and lease.session == self._session and self.is_connected:
-            self._ask(Op.RELEASE, lease.lease_id)
+            self._ask(Op.RELEASE, lease.lease_id, self._loaded_bytes, self._load_s)
+            self._loaded_bytes, self._load_s = 0, 0.0
         lease.session = b""
 
     def reserve(
-        self, keys: Sequence[bytes], *, ttl_s: float = 10.0, lifetime_s: float | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        ttl_s: float = 10.0,
+        lifetime_s: float | None = None,
+        owner: bytes = b"",
     ) -> list[Reservation | None]:
         """Take slots to write blocks into, one entry per key.
 
         None: the block is present or being written, or there is no room; drop the write. With
         `lifetime_s` the blocks vanish that long after their commit and are never written to NVMe.
+        `owner` (8 bytes, `owner_tag`): the tenant whose share of the tiers the blocks count for.
         """
         asked = list(keys[: protocol.MAX_KEYS])
         deadline_s = time.monotonic() + ttl_s
         if not asked:
             return []
-        rows = self._ask(Op.RESERVE, asked, ttl_s, lifetime_s)
+        rows = self._ask(Op.RESERVE, asked, ttl_s, lifetime_s, *([owner] if owner else []))
         try:
             reserved = self._parsed_reservations(rows, asked, deadline_s)
         except ProtocolViolation as error:
@@ -165,12 +175,11 @@ class KvdClient:
             raise KvdUnavailable(self._path, "not connected")
         if not self._is_alive(reservation.session, reservation.deadline_s):
             return
-        checksum = payload_checksum(data)
-        stamp = BlockStamp(
-            reservation.key, reservation.generation, num_tokens, data.nbytes, checksum
-        )
-        self._slab.write(reservation.slot, stamp, data)
-        reservation.stamp = stamp
+        began_s = time.perf_counter()
+        checksum = self._slab.fill(reservation.slot, data)
+        key, generation = reservation.key, reservation.generation
+        reservation.stamp = BlockStamp(key, generation, num_tokens, data.nbytes, checksum)
+        self._store_s += time.perf_counter() - began_s
 
     def commit(self, reservations: Sequence[Reservation]) -> int:
         """Publish written blocks; before this nothing of them is visible to anyone.
@@ -183,7 +192,10 @@ class KvdClient:
             for r in reservations
             if r.stamp is not None and r.session == self._session
         ]
-        return protocol.as_int(self._ask(Op.COMMIT, rows)) if rows else 0
+        if not rows:
+            return 0
+        store_s, self._store_s = self._store_s, 0.0
+        return protocol.as_int(self._ask(Op.COMMIT, rows, store_s))
 
     def abort(self, reservations: Sequence[Reservation]) -> None:
         """Give reserved slots back unwritten. Idempotent."""
@@ -195,6 +207,10 @@ class KvdClient:
         """Drop blocks from all tiers, except those under a lease."""
         if keys:
             self._ask(Op.DISCARD, list(keys[: protocol.MAX_KEYS]))
+
+    def purge(self, owner: bytes) -> int:
+        """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
+        return protocol.as_int(self._ask(Op.PURGE, owner))
 
     def stats(self) -> KvdStats:
         """What the daemon counts."""

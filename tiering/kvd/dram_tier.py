@@ -7,7 +7,7 @@ import mmap
 import structlog
 
 from tiering.block_directory import BlockDirectory
-from tiering.eviction.lru import LruEvictor
+from tiering.eviction.evictor import NewEvictor
 from tiering.kvd.stats import TierCounters, TierStats, snapshot
 from tiering.stores.dram_slab import DramSlab
 
@@ -17,11 +17,15 @@ log = structlog.get_logger(__name__)
 class DramTier:
     """Slab and index over one mapping of the memfd; no slots until `lay_out`."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(
+        self, memory: mmap.mmap, new_evictor: NewEvictor, tenant_share: float | None = None
+    ) -> None:
         self._memory = memory
+        self._new_evictor = new_evictor
+        self._tenant_share = tenant_share
         self.block_bytes = 0
         self.slab = DramSlab(memory, len(memory) + 1)
-        self.directory = BlockDirectory(0, LruEvictor)
+        self.directory = BlockDirectory(0, new_evictor)
         self.counters = TierCounters()
 
     def lay_out(self, block_bytes: int) -> None:
@@ -31,7 +35,9 @@ class DramTier:
             ValueError: a block has no byte.
         """
         self.slab = DramSlab(self._memory, block_bytes)
-        self.directory = BlockDirectory(self.slab.num_slots, LruEvictor)
+        self.directory = BlockDirectory(
+            self.slab.num_slots, self._new_evictor, tenant_share=self._tenant_share
+        )
         self.block_bytes = block_bytes
         log.info("dram_laid_out", block_bytes=block_bytes, num_slots=self.slab.num_slots)
 

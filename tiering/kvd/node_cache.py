@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from tiering.block_directory import Block
+from tiering.block import Block
 from tiering.block_stamp import BlockStamp
 from tiering.errors import LayoutMismatch
 from tiering.kvd.dram_tier import DramTier
@@ -18,6 +18,7 @@ from tiering.kvd.nvme_tier import NvmeTier
 from tiering.kvd.promotion import Promotion
 from tiering.kvd.stats import KvdStats
 from tiering.kvd.write_back import CacheLimits, WriteBack, count_own_pins
+from tiering.stores.nvme_slab import NvmeSlab
 from tiering.tier import SlotState, Tier
 
 log = structlog.get_logger(__name__)
@@ -32,6 +33,16 @@ class Acquired:
     tiers: list[Tier]
 
 
+@dataclass(frozen=True, slots=True)
+class ReserveWish:
+    """Blocks that a holder wants to write; `owner` as in `BlockStamp`."""
+
+    keys: list[bytes]
+    ttl_s: float
+    lifetime_s: float | None = None
+    owner: bytes = b""
+
+
 class NodeCache:
     """The DRAM slab's index over an NVMe tier.
 
@@ -40,7 +51,7 @@ class NodeCache:
     """
 
     def __init__(self, memory: mmap.mmap, nvme: NvmeTier, limits: CacheLimits) -> None:
-        self._dram = DramTier(memory)
+        self._dram = DramTier(memory, limits.new_evictor, limits.tenant_share)
         self._nvme = nvme
         self._limits = limits
         self._promotion = Promotion(self._dram, nvme)
@@ -76,6 +87,14 @@ class NodeCache:
         self._dram.lay_out(block_bytes)
         if self._nvme.block_bytes != block_bytes:
             self._nvme.lay_out(block_bytes)
+
+    async def attach_nvme(self, slab: NvmeSlab) -> bool:
+        """Take a slab file into use; False when its blocks cannot be read."""
+        if not await self._nvme.attach(slab):
+            return False
+        if self.block_bytes and self._nvme.block_bytes != self.block_bytes:
+            self._nvme.lay_out(self.block_bytes)
+        return True
 
     # reading
 
@@ -127,7 +146,7 @@ class NodeCache:
             self.write_back.watch_level()
             if loads:
                 left_s = max(deadline_s - time.monotonic(), 0)
-                await asyncio.wait(loads.values(), timeout=left_s)
+                await asyncio.wait(set(loads.values()), timeout=left_s)
             if len(run) < len(keys):
                 self._count_miss(keys[len(run)])
             return self.acquire(run, holder_id, ttl_s, frozenset(loads))
@@ -145,19 +164,23 @@ class NodeCache:
         """Blocks that a reservation would need slots for."""
         return sum(self._is_missing(key) for key in keys)
 
-    def reserve(
-        self, keys: Sequence[bytes], holder_id: int, ttl_s: float, lifetime_s: float | None
-    ) -> list[Block | None]:
+    def reserve(self, wish: ReserveWish, holder_id: int) -> list[Block | None]:
         """A slot for every key that no tier has, while there is room."""
-        deadline_s = time.monotonic() + ttl_s
+        deadline_s = time.monotonic() + wish.ttl_s
         reserved: list[Block | None] = []
-        for key in keys:
+        for key in wish.keys:
             block = None
             if self._is_missing(key):
                 block = self._dram.directory.reserve(
-                    key, holder_id, deadline_s=deadline_s, lifetime_s=lifetime_s
+                    key,
+                    holder_id,
+                    deadline_s=deadline_s,
+                    lifetime_s=wish.lifetime_s,
+                    owner=wish.owner,
                 )
                 self._dram.counters.num_stores_dropped += block is None
+            elif (present := self._dram.directory.find_readable(key)) is not None:
+                present.num_uses += 1  # somebody computed it once more
             reserved.append(block)
         self.write_back.watch_level()
         return reserved
@@ -169,7 +192,9 @@ class NodeCache:
         for slot, generation, num_tokens, num_bytes, checksum in rows:
             block = directory.find_reserved(slot, generation, holder_id)
             if block is not None and num_bytes <= self.block_bytes:
-                stamp = BlockStamp(block.key, generation, num_tokens, num_bytes, checksum)
+                stamp = BlockStamp(
+                    block.key, generation, num_tokens, num_bytes, checksum, block.owner
+                )
                 num_published += directory.publish(block, stamp, time.monotonic())
         self._num_commits_refused += len(rows) - num_published
         return num_published
@@ -192,9 +217,20 @@ class NodeCache:
                 self._dram.counters.evictions["discarded"] += 1
             self.write_back.discard_from_nvme(key)
 
+    def purge(self, owner: bytes) -> int:
+        """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
+        keys = {*self._dram.directory.keys_of(owner), *self._nvme.keys_of(owner)}
+        self.discard(sorted(keys))
+        return len(keys)
+
     def suspect(self, key: bytes, generation: int) -> None:
         """A holder read bytes that are not those of the stamp: nobody else shall."""
         self._dram.suspect(key, generation)
+
+    def count_moves(self, *, is_load: bool, num_bytes: int, seconds: float) -> None:
+        """A holder copied so much out of the slab, or into it."""
+        counters = self._dram.counters
+        (counters.loads if is_load else counters.stores).add(num_bytes, seconds)
 
     # holders and time
 
@@ -206,7 +242,7 @@ class NodeCache:
         """End what has run out."""
         expired = self._dram.directory.expire(now_s)
         self._dram.counters.evictions["expired"] += expired.num_blocks
-        self._nvme.check_deadlines(now_s, self._limits.io_timeout_s)
+        self._nvme.keep_watch(now_s, self._limits.io_timeout_s)
         if expired.num_leases or expired.num_reservations:
             log.warning(
                 "promises_ran_out",

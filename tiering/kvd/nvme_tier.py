@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from enum import Enum, StrEnum, auto
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TypeVar
 
 import structlog
 
-from tiering.block_directory import Block, BlockDirectory
+from tiering.block import Block
+from tiering.block_directory import BlockDirectory
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
-from tiering.eviction.lru import LruEvictor
+from tiering.kvd.admission import AdmissionFilter, WriteBudget, WritePressure
+from tiering.kvd.disk_health import DiskHealth, NvmeHealth
+from tiering.kvd.io_threads import IoThreads
+from tiering.kvd.nvme_limits import NvmeLimits
+from tiering.kvd.slab_run import Source, StoreResult, checked_write, newest_copies, runs_of
 from tiering.kvd.stats import TierCounters, TierStats, snapshot
-from tiering.stores.block_store import ByteArray, payload_checksum
+from tiering.kvd.unit_order import UnitOrder
+from tiering.stores.block_store import ByteArray
 from tiering.stores.nvme_slab import NvmeSlab
 from tiering.tier import SlotState
 
+__all__ = ["NvmeHealth", "NvmeLimits", "NvmeTier", "Source", "StoreResult"]
+
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 NUM_IO_THREADS = 4
 _KVD = 0  # holder id of kvd's own slots
-_MAX_ERRORS_IN_A_ROW = 8
-
-
-class NvmeHealth(StrEnum):
-    """A refused write makes the tier READ_ONLY, reads that keep failing turn it OFF; both stay."""
-
-    ON = "on"
-    READ_ONLY = "read_only"
-    OFF = "off"
-
-
-class StoreResult(Enum):
-    """What became of a block that was to be written back."""
-
-    STORED = auto()
-    REFUSED = auto()  # no room or no healthy disk
-    BAD_SOURCE = auto()  # the DRAM bytes were not those of the stamp
 
 
 class NvmeTier:
@@ -52,22 +39,33 @@ class NvmeTier:
     `slab` None is a tier that is off from the start.
     """
 
-    def __init__(self, slab: NvmeSlab | None) -> None:
+    def __init__(self, slab: NvmeSlab | None, limits: NvmeLimits | None = None) -> None:
         self._slab = slab
-        self._threads = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="nvme-io")
-        self._directory = BlockDirectory(0, LruEvictor)
-        self._num_errors_in_a_row = 0
-        self._call_ids = count()
-        self._running: dict[int, float] = {}  # call -> when it began on its thread
+        self._limits = limits or NvmeLimits()
+        self._threads = IoThreads(NUM_IO_THREADS)
+        self._health = DiskHealth(self._limits.disk)
+        if slab is None:
+            self._health.give_up()
+        self._budget = WriteBudget(self._limits.write_bytes_per_day, time.monotonic())
+        self._adopt_slots(0)
         self.counters = TierCounters()
-        self.health = NvmeHealth.OFF if slab is None else NvmeHealth.ON
 
     # questions
+
+    @property
+    def health(self) -> NvmeHealth:
+        """What the disk is still trusted with."""
+        return self._health.level
 
     @property
     def block_bytes(self) -> int:
         """Block size that the file is laid out for; 0 when it is not."""
         return self._slab.block_bytes if self._slab else 0
+
+    @property
+    def unit_slots(self) -> int:
+        """Blocks that one disk call moves together at most."""
+        return self._slab.unit_slots if self._slab else 1
 
     @property
     def is_writable(self) -> bool:
@@ -87,44 +85,62 @@ class NvmeTier:
     @property
     def has_stuck_io(self) -> bool:
         """A slab call has not come back."""
-        return bool(self._running)
+        return self._threads.is_busy
 
     def has(self, key: bytes) -> bool:
         """The block can be read from here."""
         is_on = self.health is not NvmeHealth.OFF
         return is_on and self._directory.find_readable(key) is not None
 
+    def keys_of(self, owner: bytes) -> list[bytes]:
+        """Keys of one owner's blocks."""
+        return self._directory.keys_of(owner)
+
     def stats(self) -> TierStats:
         """The tier as it stands."""
         slot_bytes = self._slab.slot_bytes if self._slab else 0
-        return snapshot(self._directory, slot_bytes, self.counters, self.health.value)
+        num_errors = self._health.num_errors
+        stats = snapshot(self._directory, slot_bytes, self.counters, self.health.value, num_errors)
+        return replace(stats, is_admission_filtered=self._filter.is_on)
 
     # layout
 
-    async def recover(self) -> None:
-        """Rebuild the index from the slots' headers."""
+    async def attach(self, slab: NvmeSlab) -> bool:
+        """Begin with a file that could not be used before; False when it still cannot."""
+        self._slab, health = slab, self._health
+        self._health = DiskHealth(self._limits.disk)
+        self._health.give_up()  # until its blocks are known
+        if not await self.recover():
+            self._slab, self._health = None, health
+            slab.close()
+            return False
+        self._health = DiskHealth(self._limits.disk)
+        return True
+
+    async def recover(self) -> bool:
+        """Rebuild the index from the slots' headers; False when they cannot be read."""
         if self._slab is None:
-            return
+            return False
         try:
-            found = await self._run(self._scan)
+            found = await self._scan(self._slab)
         except OSError as error:
-            self._turn(NvmeHealth.OFF, "scan", error)
-            return
-        newest: dict[bytes, tuple[int, BlockStamp]] = {}
-        for slot, stamp in found.items():
-            known = newest.get(stamp.key)
-            if known is None or known[1].generation < stamp.generation:
-                newest[stamp.key] = (slot, stamp)
+            self._health.turn_off("scan", error, time.monotonic())
+            return False
+        newest = newest_copies(found)
         first_generation = 1 + max((stamp.generation for stamp in found.values()), default=0)
-        self._directory = BlockDirectory(self._slab.num_slots, LruEvictor, first_generation)
-        self._directory.adopt(dict(newest.values()))
+        self._adopt_slots(self._slab.num_slots, first_generation)
+        self._directory.adopt(newest)
+        for slot in newest:
+            self._units.use(slot)
         log.info(
             "nvme_recovered",
             num_blocks=len(newest),
             num_slots=self._slab.num_slots,
             block_bytes=self._slab.block_bytes,
+            unit_slots=self._slab.unit_slots,
             is_direct=self._slab.is_direct,
         )
+        return True
 
     def lay_out(self, block_bytes: int) -> None:
         """Cut the file anew; its blocks are gone. No I/O may be under way."""
@@ -133,41 +149,43 @@ class NvmeTier:
         try:
             self._slab.lay_out(block_bytes)
         except OSError as error:
-            self._turn(NvmeHealth.OFF, "lay_out", error)
+            self._health.turn_off("lay_out", error, time.monotonic())
             return
-        self._directory = BlockDirectory(self._slab.num_slots, LruEvictor)
-        log.info("nvme_laid_out", block_bytes=block_bytes, num_slots=self._slab.num_slots)
+        self._adopt_slots(self._slab.num_slots)
+        slab = self._slab
+        log.info("nvme_laid_out", num_slots=slab.num_slots, unit_slots=slab.unit_slots)
 
     # moves
 
     async def store(self, source: BlockStamp, payload: ByteArray) -> StoreResult:
-        """Write a block back, after checking that its bytes are still those of the stamp."""
-        if self._slab is None or not self.is_writable:
-            return StoreResult.REFUSED
-        if self.has(source.key):
-            return StoreResult.STORED
-        block = self._reserve(source.key)
-        if block is None:
+        """Write one block back; see `store_all`."""
+        (result,) = await self.store_all([Source(source, payload)])
+        return result
+
+    async def store_all(self, sources: Sequence[Source]) -> list[StoreResult]:
+        """Write blocks back, neighbours in one call, those that changed in DRAM not at all."""
+        slab, now_s = self._slab, time.monotonic()
+        if slab is None or not self.is_writable:
+            return [StoreResult.REFUSED] * len(sources)
+        results: dict[bytes, StoreResult] = {}
+        wanted: list[Source] = []
+        for source in sources:
+            key = source.stamp.key
+            results[key] = self._judged(source, slab.slot_bytes * (len(wanted) + 1), now_s)
+            if results[key] is StoreResult.STORED and not self.has(key):
+                wanted.append(source)
+        placed = self._placed(wanted)
+        for source in wanted[len(placed) :]:
             self.counters.num_stores_dropped += 1
-            return StoreResult.REFUSED
-        stamp = BlockStamp(
-            source.key, block.generation, source.num_tokens, source.num_bytes, source.checksum
-        )
-        try:
-            await self._run(partial(_checked_write, self._slab, block.slot, stamp, payload))
-        except OSError as error:
-            self._directory.abort(block)
-            self.counters.num_stores_dropped += 1
-            self._turn(NvmeHealth.READ_ONLY, "write", error)
-            return StoreResult.REFUSED
-        except SlotCorrupt:
-            self._directory.abort(block)
-            return StoreResult.BAD_SOURCE
-        self._directory.publish(block, stamp, time.monotonic())
-        return StoreResult.STORED
+            results[source.stamp.key] = StoreResult.REFUSED
+        runs = runs_of([block.slot for block, _ in placed], slab.unit_slots)
+        writes = [self._write_run(slab, placed[run.start : run.stop]) for run in runs]
+        for outcome in await asyncio.gather(*writes):
+            results |= outcome
+        return [results[source.stamp.key] for source in sources]
 
     def pin(self, key: bytes) -> Block | None:
-        """Hold a block for one `fetch`, which ends the pin."""
+        """Hold a block for one `fetch_all`, which ends the pin."""
         block = self._directory.find_readable(key) if self.has(key) else None
         if block is not None:
             self._directory.pin(block)
@@ -176,27 +194,53 @@ class NvmeTier:
     def unpin(self, block: Block) -> None:
         """Let a pinned block go unread."""
         self._directory.unpin(block)
+        self._units.use(block.slot)
+
+    def prolong(self, key: bytes) -> None:
+        """A block of which DRAM just let its copy go counts as used now."""
+        block = self._directory.find_readable(key)
+        if block is not None:
+            self._units.use(block.slot)
+
+    def runs_of(self, blocks: Sequence[Block]) -> list[range]:
+        """Positions of blocks, in order, that one `fetch_all` call on the disk can read together."""
+        return runs_of([block.slot for block in blocks], self.unit_slots)
 
     async def fetch(self, block: Block, into: ByteArray) -> BlockStamp | None:
-        """Read and verify a pinned block; None is a miss, and a bad slot is quarantined."""
-        stamp = block.stamp
-        if self._slab is None or stamp is None:
-            self._directory.unpin(block)
-            return None
-        try:
-            await self._run(partial(self._slab.read, block.slot, stamp, into))
-        except SlotCorrupt as error:
-            self._on_corrupt(error)
-            await self._quarantine(block)
-            return None
-        except OSError as error:
-            await self._quarantine(block)
-            self._on_read_error(error)
-            return None
-        self._num_errors_in_a_row = 0
-        self._directory.unpin(block)
-        self.counters.num_hits += 1
+        """Read and verify one pinned block; see `fetch_all`."""
+        (stamp,) = await self.fetch_all([block], [into])
         return stamp
+
+    async def fetch_all(
+        self, blocks: Sequence[Block], into: Sequence[ByteArray]
+    ) -> list[BlockStamp | None]:
+        """Read and verify one run of pinned blocks; None is a miss, and a bad slot is quarantined."""
+        stamps = [block.stamp for block in blocks if block.stamp is not None]
+        slab = self._slab
+        if slab is None or len(stamps) < len(blocks):
+            for block in blocks:
+                self._directory.unpin(block)
+            return [None] * len(blocks)
+        read = partial(slab.read_run, blocks[0].slot, stamps, into)
+        try:
+            faults, took_s = await self._threads.run_timed(read)
+        except OSError as error:
+            for block in blocks:
+                await self._quarantine(block)
+            self._health.count_read_error(error, time.monotonic())
+            return [None] * len(blocks)
+        self.counters.loads.add(sum(stamp.num_bytes for stamp in stamps), took_s)
+        self._health.note_read(took_s, time.monotonic())
+        for block, fault in zip(blocks, faults, strict=True):
+            if fault is None:
+                self.unpin(block)
+                self.counters.num_hits += 1
+                self._filter.count_hit()
+            else:
+                self._on_corrupt(fault)
+                await self._quarantine(block)
+        pairs = zip(stamps, faults, strict=True)
+        return [stamp if fault is None else None for stamp, fault in pairs]
 
     async def discard(self, key: bytes) -> bool:
         """Drop a block so that no restart brings it back; False when it is not here or in use."""
@@ -210,32 +254,106 @@ class NvmeTier:
         self.counters.evictions["discarded"] += 1
         return True
 
-    def check_deadlines(self, now_s: float, io_timeout_s: float) -> None:
-        """Turn the tier off if a slab call has hung: a sick disk must not hold DRAM up."""
-        oldest_s = min(list(self._running.values()), default=now_s)
-        if now_s - oldest_s > io_timeout_s:
-            self._turn(NvmeHealth.OFF, "wait", TimeoutError("a disk call hangs"))
+    def keep_watch(self, now_s: float, io_timeout_s: float) -> None:
+        """Turn the tier off while a slab call hangs, try a disk again, drop what is idle too long."""
+        if self._threads.oldest_call_s(now_s) > io_timeout_s:
+            self._health.turn_off("wait", TimeoutError("a disk call hangs"), now_s)
+        else:
+            self._health.retry(now_s)
+        self.counters.evictions["expired"] += self._directory.expire(now_s).num_blocks
 
     async def sync(self) -> None:
         """Wait until what was stored is on the medium."""
         if self._slab is not None and self.health is NvmeHealth.ON:
             try:
-                await self._run(self._slab.sync)
+                await self._threads.run(self._slab.sync)
             except OSError as error:
-                self._turn(NvmeHealth.READ_ONLY, "sync", error)
+                self._health.refuse_writes("sync", error, time.monotonic())
 
     def close(self) -> None:
         """Close the file, unless a call that hangs still uses it."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shut_down()
         if self._slab is not None and not self.has_stuck_io:
             self._slab.close()
 
-    def _reserve(self, key: bytes) -> Block | None:
-        if self._directory.num_free == 0:
-            for victim in self._directory.next_victims(1):
-                self._directory.drop(victim)
-                self.counters.evictions["capacity"] += 1
-        return self._directory.reserve(key, _KVD, state=SlotState.WRITING)
+    # storing
+
+    def _judged(self, source: Source, num_bytes: int, now_s: float) -> StoreResult:
+        """STORED if the block is here or should be."""
+        if self.has(source.stamp.key):
+            return StoreResult.STORED
+        if not self._budget.has(num_bytes, now_s):
+            self.counters.num_stores_dropped += 1
+            return StoreResult.REFUSED
+        occupancy = self._directory.num_used / self._directory.num_slots
+        pressure = WritePressure(occupancy, self._budget.is_short(now_s))
+        if source.num_uses is None or self._filter.admits(
+            source.stamp.key, source.num_uses, pressure
+        ):
+            return StoreResult.STORED
+        self.counters.num_not_admitted += 1
+        return StoreResult.NOT_ADMITTED
+
+    def _placed(self, sources: Sequence[Source]) -> list[tuple[Block, Source]]:
+        """A slot for each source, as far as there is room, in the order of the slots."""
+        self._make_room(len(sources))
+        placed = []
+        for source in sources:
+            block = self._directory.reserve(
+                source.stamp.key, _KVD, state=SlotState.WRITING, owner=source.stamp.owner
+            )
+            if block is None:
+                break
+            placed.append((block, source))
+        return sorted(placed, key=lambda pair: pair[0].slot)
+
+    def _make_room(self, num_blocks: int) -> None:
+        """Drop what is above somebody's share block by block, and then whole units."""
+        directory = self._directory
+        num_wanted = min(num_blocks, directory.num_slots)
+        for victim in directory.next_greedy_victims(max(num_wanted - directory.num_free, 0)):
+            self._drop_for_room(victim)
+        units = self._units.pop_victims()
+        while directory.num_free < num_wanted and (slots := next(units, None)) is not None:
+            for block in filter(None, map(directory.find_in_slot, slots)):
+                if block.is_readable and not block.num_leases:
+                    self._drop_for_room(block)
+
+    def _drop_for_room(self, block: Block) -> None:
+        self._directory.drop(block, is_evicted=True)
+        self.counters.evictions["capacity"] += 1
+
+    async def _write_run(
+        self, slab: NvmeSlab, placed: Sequence[tuple[Block, Source]]
+    ) -> dict[bytes, StoreResult]:
+        """Write blocks into the neighbouring slots that they were given."""
+        results: dict[bytes, StoreResult] = {}
+        stamps = [replace(s.stamp, generation=block.generation) for block, s in placed]
+        payloads = [source.payload for _, source in placed]
+        write = partial(checked_write, slab, placed[0][0].slot, stamps, payloads)
+        try:
+            is_sound, took_s = await self._threads.run_timed(write)
+        except OSError as error:
+            self.counters.num_stores_dropped += len(placed)
+            self._health.refuse_writes("write", error, time.monotonic())
+            for block, _ in placed:
+                self._directory.abort(block)
+                results[block.key] = StoreResult.REFUSED
+            return results
+        num_bytes = 0
+        for (block, _), stamp, is_good in zip(placed, stamps, is_sound, strict=True):
+            if is_good:
+                self._directory.publish(block, stamp, time.monotonic())
+                self._units.use(block.slot)
+                self._filter.count_write()
+                num_bytes += stamp.num_bytes
+            else:
+                self._directory.abort(block)
+            results[block.key] = StoreResult.STORED if is_good else StoreResult.BAD_SOURCE
+        self.counters.stores.add(num_bytes, took_s)
+        self._budget.spend(num_bytes)
+        self._health.note_write(took_s, time.monotonic())
+        return results
 
     async def _quarantine(self, block: Block) -> None:
         self._directory.quarantine(block)
@@ -245,60 +363,35 @@ class NvmeTier:
         if self._slab is None or self.health is not NvmeHealth.ON:
             return
         try:
-            await self._run(partial(self._slab.invalidate, slot))
+            await self._threads.run(partial(self._slab.invalidate, slot))
         except OSError as error:
-            self._turn(NvmeHealth.READ_ONLY, "invalidate", error)
+            self._health.refuse_writes("invalidate", error, time.monotonic())
 
-    def _scan(self) -> dict[int, BlockStamp]:
-        slab = self._slab
-        if slab is None:
-            return {}
+    # recovery
+
+    def _adopt_slots(self, num_slots: int, first_generation: int = 1) -> None:
+        limits = self._limits
+        self._directory = BlockDirectory(
+            num_slots, limits.new_evictor, first_generation, limits.tenant_share
+        )
+        unit_slots = self.unit_slots
+        self._units = UnitOrder(num_slots // unit_slots, unit_slots, limits.new_evictor)
+        self._filter = AdmissionFilter(num_slots, limits.max_writes_per_hit)
+
+    async def _scan(self, slab: NvmeSlab) -> dict[int, BlockStamp]:
         found: dict[int, BlockStamp] = {}
-        for slot in range(slab.num_slots):
-            try:
-                stamp = slab.inspect(slot)
-            except SlotCorrupt as error:
-                self._on_corrupt(error)
-                continue
-            if stamp is not None:
-                found[slot] = stamp
+        shares = [range(i, slab.num_units, NUM_IO_THREADS) for i in range(NUM_IO_THREADS)]
+        scans = (self._threads.run(partial(slab.scan, share)) for share in shares)
+        for stamps, damaged in await asyncio.gather(*scans):
+            found |= stamps
+            for fault in damaged:
+                self._on_corrupt(fault)
         return found
 
-    async def _run(self, call: Callable[[], T]) -> T:
-        call_id = next(self._call_ids)
-
-        def timed() -> T:
-            self._running[call_id] = time.monotonic()
-            try:
-                return call()
-            finally:
-                del self._running[call_id]
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, timed)
-
-    def _on_corrupt(self, error: SlotCorrupt) -> None:
+    def _on_corrupt(self, fault: SlotCorrupt) -> None:
         self.counters.num_checksum_failures += 1
         num_failures = self.counters.num_checksum_failures
         if num_failures.bit_count() == 1:  # the 1st, 2nd, 4th, ...: a rotten disk must not flood
             log.warning(
-                "nvme_slot_corrupt", slot=error.slot, reason=error.reason, num_failures=num_failures
+                "nvme_slot_corrupt", slot=fault.slot, reason=fault.reason, num_failures=num_failures
             )
-
-    def _on_read_error(self, error: OSError) -> None:
-        self.counters.num_io_errors += 1
-        self._num_errors_in_a_row += 1
-        if self._num_errors_in_a_row >= _MAX_ERRORS_IN_A_ROW:
-            self._turn(NvmeHealth.OFF, "read", error)
-
-    def _turn(self, health: NvmeHealth, doing: str, error: OSError) -> None:
-        self.counters.num_io_errors += 1
-        if self.health in (health, NvmeHealth.OFF):
-            return  # said once
-        self.health = health
-        log.warning("nvme_degraded", health=health.value, doing=doing, error=str(error))
-
-
-def _checked_write(slab: NvmeSlab, slot: int, stamp: BlockStamp, payload: ByteArray) -> None:
-    if payload_checksum(payload[: stamp.num_bytes]) != stamp.checksum:
-        raise SlotCorrupt(slot, "DRAM bytes changed before they were written back")
-    slab.write(slot, stamp, payload)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tiering.block_directory import Block
+from tiering.block import Block
 from tiering.kvd.dram_tier import DramTier
 from tiering.kvd.nvme_tier import NvmeTier
 from tiering.tier import SlotState
@@ -21,7 +21,7 @@ class Promotion:
     def __init__(self, dram: DramTier, nvme: NvmeTier) -> None:
         self._dram = dram
         self._nvme = nvme
-        self._loads: dict[bytes, asyncio.Task[bool]] = {}
+        self._loads: dict[bytes, asyncio.Task[None]] = {}
 
     def is_wanted(self, keys: Sequence[bytes]) -> bool:
         """The head run goes on behind what can be leased from DRAM at once."""
@@ -47,40 +47,62 @@ class Promotion:
             run.append(key)
         return run, num_missing
 
-    def start(self, run: Sequence[bytes]) -> dict[bytes, asyncio.Task[bool]]:
+    def start(self, run: Sequence[bytes]) -> dict[bytes, asyncio.Task[None]]:
         """Begin or join the loads that a run needs, up to the first that finds no slot."""
-        loads: dict[bytes, asyncio.Task[bool]] = {}
+        loads: dict[bytes, asyncio.Task[None]] = {}
+        pairs: list[tuple[Block, Block]] = []
         for key in run:
             if self._dram.directory.find_readable(key) is not None:
                 continue
-            load = self._loads.get(key) or self._start_load(key)
-            if load is None:
+            if key in self._loads:
+                loads[key] = self._loads[key]
+                continue
+            pair = self._reserve_pair(key)
+            if pair is None:
                 break
-            loads[key] = load
-        return loads
+            pairs.append(pair)
+        return loads | self._start_loads(pairs)
 
     def _can_promote(self, key: bytes) -> bool:
         return self._dram.directory.find(key) is None and self._nvme.has(key)
 
-    def _start_load(self, key: bytes) -> asyncio.Task[bool] | None:
+    def _reserve_pair(self, key: bytes) -> tuple[Block, Block] | None:
+        """The block on NVMe, pinned, and a DRAM slot for it."""
         source = self._nvme.pin(key)
         if source is None:
             return None
-        target = self._dram.directory.reserve(key, _KVD, state=SlotState.LOADING)
+        target = self._dram.directory.reserve(
+            key, _KVD, state=SlotState.LOADING, owner=source.owner
+        )
         if target is None:
             self._nvme.unpin(source)
             return None
-        self._loads[key] = asyncio.ensure_future(self._load(source, target))
-        return self._loads[key]
+        return source, target
 
-    async def _load(self, source: Block, target: Block) -> bool:
-        """Runs to the end of the read even if nobody waits any more: the slot is taken till then."""
+    def _start_loads(self, pairs: Sequence[tuple[Block, Block]]) -> dict[bytes, asyncio.Task[None]]:
+        """One task for each group of neighbours on the disk."""
+        by_slot = sorted(pairs, key=lambda pair: pair[0].slot)
+        started: dict[bytes, asyncio.Task[None]] = {}
+        for group in self._nvme.runs_of([source for source, _ in by_slot]):
+            members = by_slot[group.start : group.stop]
+            task = asyncio.ensure_future(self._load(members))
+            started |= {target.key: task for _, target in members}
+        self._loads |= started
+        return started
+
+    async def _load(self, pairs: Sequence[tuple[Block, Block]]) -> None:
+        """Runs to the end of the read even if nobody waits any more: the slots are taken till then."""
+        sources = [source for source, _ in pairs]
+        targets = [target for _, target in pairs]
         try:
-            stamp = await self._nvme.fetch(source, self._dram.slab.view(target.slot))
-            if stamp is None:
-                self._dram.directory.abort(target)
-                return False
-            stamp = replace(stamp, generation=target.generation)
-            return self._dram.directory.publish(target, stamp, time.monotonic())
+            views = [self._dram.slab.view(target.slot) for target in targets]
+            stamps = await self._nvme.fetch_all(sources, views)
+            for target, stamp in zip(targets, stamps, strict=True):
+                if stamp is None:
+                    self._dram.directory.abort(target)
+                else:
+                    here = replace(stamp, generation=target.generation)
+                    self._dram.directory.publish(target, here, time.monotonic())
         finally:
-            del self._loads[target.key]
+            for target in targets:
+                del self._loads[target.key]

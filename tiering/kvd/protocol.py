@@ -14,7 +14,7 @@ from typing import cast
 
 import msgpack
 
-from tiering.block_stamp import KEY_BYTES
+from tiering.block_stamp import KEY_BYTES, OWNER_BYTES
 from tiering.errors import ProtocolViolation
 
 VERSION = 1
@@ -30,13 +30,14 @@ class Op(IntEnum):
     HELLO = 1  # version, holder, block_bytes -> [session, slot_bytes, slab_bytes] + descriptor
     FIND = 2  # keys -> num_blocks
     ACQUIRE = 3  # keys, ttl_s, wait_s -> [lease_id, [[slot, generation, checksum, is_nvme, num_tokens, num_bytes]]]
-    RELEASE = 4  # lease_id -> None
-    RESERVE = 5  # keys, ttl_s, lifetime_s | None -> [[slot, generation] | None]
-    COMMIT = 6  # [[slot, generation, num_tokens, num_bytes, checksum]] -> num_published
+    RELEASE = 4  # lease_id [, bytes loaded, seconds] -> None
+    RESERVE = 5  # keys, ttl_s, lifetime_s | None [, owner] -> [[slot, generation] | None]
+    COMMIT = 6  # [[slot, generation, num_tokens, num_bytes, checksum]] [, seconds] -> num_published
     ABORT = 7  # [[slot, generation]] -> None
     DISCARD = 8  # keys -> None
     SUSPECT = 9  # key, generation -> None
     STATS = 10  # -> map
+    PURGE = 11  # owner -> num_blocks
 
 
 class Status(IntEnum):
@@ -115,6 +116,23 @@ class FrameBuffer:
 # Arguments of a request, checked one by one: the other side may be an older or a broken process.
 
 
+def as_owner(value: object) -> bytes:
+    """The tag of a block's owner; empty for none.
+
+    Raises:
+        ProtocolViolation: it is something else.
+    """
+    if not isinstance(value, bytes) or len(value) not in (0, OWNER_BYTES):
+        raise ProtocolViolation("no owner")
+    return value
+
+
+def with_defaults(arguments: list[object], *defaults: object) -> list[object]:
+    """The arguments, completed by the last of the defaults: an older holder sends fewer."""
+    num_missing = len(defaults) - len(arguments)
+    return arguments + list(defaults[-num_missing:]) if num_missing > 0 else arguments
+
+
 def as_arguments(arguments: list[object], num_arguments: int) -> list[object]:
     """The arguments, if they are as many.
 
@@ -160,7 +178,8 @@ def as_rows(value: object, width: int) -> list[list[int]]:
         if not isinstance(row, list) or len(row) != width:
             raise ProtocolViolation(f"no row of {width} numbers")
         for number in row:
-            as_int(number)
+            if type(number) is not int or number < 0:  # msgpack gives none above 64 bits
+                raise ProtocolViolation("no number from 0 on")
     return value
 
 

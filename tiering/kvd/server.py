@@ -14,7 +14,7 @@ import structlog
 
 from tiering.errors import KvdAlreadyRunning, LayoutMismatch, ProtocolViolation
 from tiering.kvd import protocol
-from tiering.kvd.node_cache import Acquired, NodeCache
+from tiering.kvd.node_cache import Acquired, NodeCache, ReserveWish
 from tiering.kvd.protocol import FrameBuffer, Op, Status
 from tiering.tier import Tier
 
@@ -140,6 +140,7 @@ class HolderConnection(asyncio.Protocol):
             Op.DISCARD: self._discard,
             Op.SUSPECT: self._suspect,
             Op.STATS: self._stats,
+            Op.PURGE: self._purge,
         }
 
     # asyncio.Protocol
@@ -286,33 +287,39 @@ class HolderConnection(asyncio.Protocol):
         return Status.OK, _pack_lease(acquired)
 
     def _release(self, arguments: list[object]) -> Reply:
-        (lease_id,) = protocol.as_arguments(arguments, 1)
+        complete = protocol.with_defaults(arguments, None, 0, 0)
+        lease_id, num_bytes, raw_load_s = protocol.as_arguments(complete, 3)
         self._cache.release(protocol.as_int(lease_id), self._holder_id)
+        load_s = protocol.as_seconds(raw_load_s)
+        self._cache.count_moves(is_load=True, num_bytes=protocol.as_int(num_bytes), seconds=load_s)
         return Status.OK, None
 
     def _reserve(self, arguments: list[object]) -> Reply | Coroutine[None, None, Reply]:
-        raw_keys, raw_ttl_s, raw_lifetime_s = protocol.as_arguments(arguments, 3)
+        complete = protocol.with_defaults(arguments, None, None, None, b"")
+        raw_keys, raw_ttl_s, raw_lifetime_s, owner = protocol.as_arguments(complete, 4)
         keys, ttl_s = protocol.as_keys(raw_keys), protocol.as_seconds(raw_ttl_s)
         lifetime_s = None if raw_lifetime_s is None else protocol.as_seconds(raw_lifetime_s)
+        wish = ReserveWish(keys, ttl_s, lifetime_s, protocol.as_owner(owner))
         num_blocks = self._cache.count_missing(keys)
         if not self._cache.write_back.make_room(num_blocks):
-            return self._reserve_later(keys, ttl_s, lifetime_s, num_blocks)
-        return self._reserve_now(keys, ttl_s, lifetime_s)
+            return self._reserve_later(wish, num_blocks)
+        return self._reserve_now(wish)
 
-    async def _reserve_later(
-        self, keys: list[bytes], ttl_s: float, lifetime_s: float | None, num_blocks: int
-    ) -> Reply:
-        deadline_s = asyncio.get_running_loop().time() + ttl_s
+    async def _reserve_later(self, wish: ReserveWish, num_blocks: int) -> Reply:
+        deadline_s = asyncio.get_running_loop().time() + wish.ttl_s
         await self._cache.write_back.wait_for_room(num_blocks, deadline_s)
-        return self._reserve_now(keys, ttl_s, lifetime_s)
+        return self._reserve_now(wish)
 
-    def _reserve_now(self, keys: list[bytes], ttl_s: float, lifetime_s: float | None) -> Reply:
-        blocks = self._cache.reserve(keys, self._holder_id, ttl_s, lifetime_s)
+    def _reserve_now(self, wish: ReserveWish) -> Reply:
+        blocks = self._cache.reserve(wish, self._holder_id)
         return Status.OK, [None if b is None else [b.slot, b.generation] for b in blocks]
 
     def _commit(self, arguments: list[object]) -> Reply:
-        (rows,) = protocol.as_arguments(arguments, 1)
-        return Status.OK, self._cache.commit(protocol.as_rows(rows, 5), self._holder_id)
+        raw_rows, raw_store_s = protocol.as_arguments(protocol.with_defaults(arguments, None, 0), 2)
+        rows, store_s = protocol.as_rows(raw_rows, 5), protocol.as_seconds(raw_store_s)
+        num_bytes = sum(row[3] for row in rows)
+        self._cache.count_moves(is_load=False, num_bytes=num_bytes, seconds=store_s)
+        return Status.OK, self._cache.commit(rows, self._holder_id)
 
     def _abort(self, arguments: list[object]) -> Reply:
         (rows,) = protocol.as_arguments(arguments, 1)
@@ -328,6 +335,10 @@ class HolderConnection(asyncio.Protocol):
         key, generation = protocol.as_arguments(arguments, 2)
         self._cache.suspect(protocol.as_keys([key])[0], protocol.as_int(generation))
         return Status.OK, None
+
+    def _purge(self, arguments: list[object]) -> Reply:
+        (owner,) = protocol.as_arguments(arguments, 1)
+        return Status.OK, self._cache.purge(protocol.as_owner(owner))
 
     def _stats(self, arguments: list[object]) -> Reply:
         protocol.as_arguments(arguments, 0)

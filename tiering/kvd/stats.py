@@ -10,6 +10,32 @@ from pydantic import TypeAdapter, ValidationError
 
 from tiering.block_directory import BlockDirectory
 from tiering.errors import ProtocolViolation
+from tiering.tier import SlotState
+
+_OLD_SHARE = 0.8
+
+
+@dataclass(slots=True)
+class MoveCounter:
+    """Bytes moved into or out of a tier and the time that took.
+
+    `bytes_per_s` is a running average over moves, younger ones weighing more. Moves of several
+    threads at once each count their own time, so the tier as a whole may do more.
+    """
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    bytes_per_s: float = 0.0
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        """Count one move."""
+        if seconds <= 0 or not num_bytes:
+            return
+        self.num_bytes += num_bytes
+        self.seconds += seconds
+        rate = num_bytes / seconds
+        share = _OLD_SHARE if self.bytes_per_s else 0.0
+        self.bytes_per_s = share * self.bytes_per_s + (1 - share) * rate
 
 
 @dataclass(slots=True)
@@ -20,8 +46,19 @@ class TierCounters:
     num_misses: int = 0
     num_checksum_failures: int = 0
     num_stores_dropped: int = 0
-    num_io_errors: int = 0
+    num_not_admitted: int = 0
     evictions: Counter[str] = field(default_factory=Counter)
+    loads: MoveCounter = field(default_factory=MoveCounter)
+    stores: MoveCounter = field(default_factory=MoveCounter)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStats:
+    """Bytes moved since kvd started, the time that took, and the present rate."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +66,9 @@ class TierStats:
     """One tier. Hits and misses are blocks asked for by `acquire`; a run ends at its first miss.
 
     `evictions` by reason: "written_back", "clean" (NVMe had it), "dropped" (bytes are gone),
-    "expired" (lifetime), "discarded", "capacity" (NVMe full). `health`: "on", "read_only", "off".
+    "not_admitted" (NVMe would not have it), "expired" (lifetime or idle time), "discarded",
+    "capacity" (NVMe full). `health`: "on", "read_only", "off". `ready_bytes` is what can be read.
+    `loads` and `stores`: for DRAM the copies that holders reported, for NVMe kvd's disk calls.
     """
 
     num_slots: int
@@ -45,18 +84,31 @@ class TierStats:
     num_io_errors: int
     evictions: dict[str, int]
     health: str
+    ready_bytes: int = 0
+    num_not_admitted: int = 0
+    is_admission_filtered: bool = False
+    loads: MoveStats = MoveStats()
+    stores: MoveStats = MoveStats()
+    slots_by_owner: dict[str, int] = field(default_factory=dict)
 
 
 def snapshot(
-    directory: BlockDirectory, slot_bytes: int, counters: TierCounters, health: str
+    directory: BlockDirectory,
+    slot_bytes: int,
+    counters: TierCounters,
+    health: str,
+    num_io_errors: int = 0,
 ) -> TierStats:
     """The tier as it stands."""
-    states = {state.name.lower(): num for state, num in directory.count_states().items()}
+    states = directory.count_states()
+    num_ready = states[SlotState.READY] + states[SlotState.EVICTING]
+    loads, stores = counters.loads, counters.stores
     return TierStats(
         num_slots=directory.num_slots,
         slot_bytes=slot_bytes,
         used_bytes=directory.num_used * slot_bytes,
-        slots_by_state=states,
+        ready_bytes=num_ready * slot_bytes,
+        slots_by_state={state.name.lower(): num for state, num in states.items()},
         num_quarantined=directory.num_quarantined,
         num_leases=directory.num_leases,
         health=health,
@@ -64,8 +116,12 @@ def snapshot(
         num_misses=counters.num_misses,
         num_checksum_failures=counters.num_checksum_failures,
         num_stores_dropped=counters.num_stores_dropped,
-        num_io_errors=counters.num_io_errors,
+        num_not_admitted=counters.num_not_admitted,
+        num_io_errors=num_io_errors,
         evictions=dict(counters.evictions),
+        loads=MoveStats(loads.num_bytes, loads.seconds, loads.bytes_per_s),
+        stores=MoveStats(stores.num_bytes, stores.seconds, stores.bytes_per_s),
+        slots_by_owner={owner.hex(): num for owner, num in directory.num_owned.items()},
     )
 
 

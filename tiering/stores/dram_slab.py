@@ -11,7 +11,13 @@ import numpy as np
 
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
-from tiering.stores.block_store import PAGE_BYTES, ByteArray, padded, payload_checksum
+from tiering.stores.block_store import (
+    PAGE_BYTES,
+    ByteArray,
+    copy_with_checksum,
+    padded,
+    payload_checksum,
+)
 
 # Linux 5.14; Python 3.11 has no name for it.
 _MADV_POPULATE_WRITE = 23
@@ -87,6 +93,16 @@ class DramSlab:
         row: ByteArray = self._slots[slot]
         return row
 
+    def fill(self, slot: int, payload: ByteArray) -> int:
+        """Copy a whole payload in; returns the checksum of what lies in the slot then.
+
+        Raises:
+            ValueError: the payload does not fit.
+        """
+        if payload.nbytes > self._slot_bytes:
+            raise ValueError(f"{payload.nbytes} bytes do not fit a slot")
+        return copy_with_checksum(payload, self._slots[slot, : payload.nbytes])
+
     def write(self, slot: int, stamp: BlockStamp, payload: ByteArray) -> None:
         """Copy the payload in. The stamp is not stored: the index carries it."""
         if not stamp.num_bytes <= min(self._slot_bytes, payload.nbytes):
@@ -95,13 +111,16 @@ class DramSlab:
 
     def read(self, slot: int, stamp: BlockStamp, into: ByteArray) -> None:
         """Copy out, then verify the copy: what is checked is what the caller will use."""
-        if stamp.num_bytes > into.nbytes:
-            raise ValueError(f"{stamp.num_bytes} bytes do not fit into {into.nbytes}")
-        if stamp.num_bytes > self._slot_bytes:
+        self.copy_out(slot, stamp.num_bytes, stamp.checksum, into)
+
+    def copy_out(self, slot: int, num_bytes: int, checksum: int, into: ByteArray) -> None:
+        """`read` without a stamp; same errors."""
+        if num_bytes > into.nbytes:
+            raise ValueError(f"{num_bytes} bytes do not fit into {into.nbytes}")
+        if num_bytes > self._slot_bytes:
             raise SlotCorrupt(slot, "the stamp is longer than the slot")
-        copied = into[: stamp.num_bytes]
-        copied[:] = self._slots[slot, : stamp.num_bytes]
-        if payload_checksum(copied) != stamp.checksum:
+        stored = self._slots[slot, :num_bytes]
+        if copy_with_checksum(stored, into[:num_bytes]) != checksum:
             raise SlotCorrupt(slot, "payload checksum")
 
     def verify(self, slot: int, stamp: BlockStamp) -> bool:

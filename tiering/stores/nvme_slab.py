@@ -1,27 +1,28 @@
 """Blocks in one preallocated file: the slab file of the NVMe tier.
 
-File: superblock (4 KiB), then slots of 4 KiB self-describing header + payload padded to 4 KiB. Write
-order is invalidate, payload, header: a writer killed at any point leaves a slot that is the old
-block, no block, or the new block (a header-first slab gave out wrong blocks; notes/kv.md 5d).
+File: superblock (4 KiB), then units. A unit is `unit_slots` slots of padded payload and, behind
+them, the table of their self-describing headers, so that one call moves neighbours together: a
+unit has 8 MiB of payload where blocks and file allow it. Write order is invalidate, payload, header
+(a header-first slab gave out wrong blocks; notes/kv.md 5d); a run up to the end of its unit takes
+its table along in the same call, behind the payload. Every header and every payload is verified on
+every read.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import mmap
-import os
 import secrets
 import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import structlog
 
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
 from tiering.stores.block_store import PAGE_BYTES, ByteArray, padded, payload_checksum
+from tiering.stores.slab_file import Scratch, SlabFile, aligned_array, is_aligned
 from tiering.stores.slot_header import (
+    ENTRY_BYTES,
     STORE_ID_BYTES,
     SlabLayout,
     is_of_other_layout,
@@ -31,50 +32,36 @@ from tiering.stores.slot_header import (
     unpack_superblock,
 )
 
-log = structlog.get_logger(__name__)
-
-_NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP)
-
-
-def _aligned(num_bytes: int) -> ByteArray:
-    return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=np.uint8)
-
-
-class _AlignedBuffers(threading.local):
-    """Page-aligned scratch memory of each I/O thread, made once: O_DIRECT takes no other."""
-
-    def __init__(self) -> None:
-        self.page = _aligned(PAGE_BYTES)
-        self._payload = _aligned(PAGE_BYTES)
-
-    def payload(self, num_bytes: int) -> ByteArray:
-        if self._payload.nbytes < num_bytes:
-            self._payload = _aligned(num_bytes)
-        return self._payload
+UNIT_BYTES = 8 << 20
+_MAX_UNIT_SLOTS = 256  # with two parts a slot still one system call (IOV_MAX)
+_MIN_UNITS = 16  # a full tier makes room by the unit: not too much of it at once
+_NUM_LOCKS = 64
 
 
 class NvmeSlab:
-    """A slab file, opened and locked; `lay_out` cuts it into slots.
+    """A slab file, opened and locked; `lay_out` cuts it into units of slots.
 
-    O_DIRECT is used where the file system takes it (tmpfs and some overlays do not). When the disk
-    cannot hold `num_bytes`, the file keeps the size it had, with as many slots as fit.
+    Calls on different slots may run at the same time on different threads.
 
     Raises:
-        OSError: the file cannot be opened, is locked by another process, or has no room at all.
+        OSError: as `SlabFile`.
     """
 
     def __init__(self, path: Path, num_bytes: int) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._buffers = _AlignedBuffers()
-        self._layout: SlabLayout | None = None
+        self._file = SlabFile(path, num_bytes)
+        self._scratch = Scratch()
+        self._locks = [threading.Lock() for _ in range(_NUM_LOCKS)]
+        self._zeros = aligned_array(PAGE_BYTES)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._num_bytes = self._allocate(num_bytes)
-            self.is_direct = self._probe_direct_io()
-            self._layout = unpack_superblock(self._read_page(0))
+            self._cut(unpack_superblock(self._read_pages(0, PAGE_BYTES).tobytes()))
         except OSError:
             self.close()
             raise
+
+    @property
+    def is_direct(self) -> bool:
+        """The page cache is passed by."""
+        return self._file.is_direct
 
     @property
     def layout(self) -> SlabLayout | None:
@@ -92,11 +79,14 @@ class NvmeSlab:
         return padded(self.block_bytes)
 
     @property
+    def unit_slots(self) -> int:
+        """Slots that lie side by side; 1 before the first `lay_out`."""
+        return self._layout.unit_slots if self._layout else 1
+
+    @property
     def num_slots(self) -> int:
         """Slots 0 to num_slots - 1."""
-        if self._layout is None:
-            return 0
-        return max(self._num_bytes - PAGE_BYTES, 0) // (PAGE_BYTES + self.slot_bytes)
+        return self._num_units * self.unit_slots
 
     def lay_out(self, block_bytes: int) -> None:
         """Cut the file for blocks of this size; every block in it is gone.
@@ -104,10 +94,16 @@ class NvmeSlab:
         Raises:
             OSError: the superblock cannot be written.
         """
-        layout = SlabLayout(secrets.token_bytes(STORE_ID_BYTES), block_bytes)
-        self._write_page(0, pack_superblock(layout))
-        os.fdatasync(self._fd)
-        self._layout = layout
+        num_slots = (self._file.num_bytes - PAGE_BYTES) // (padded(block_bytes) + PAGE_BYTES)
+        wanted = min(-(-UNIT_BYTES // padded(block_bytes)), _MAX_UNIT_SLOTS)
+        unit_slots = max(min(wanted, num_slots // _MIN_UNITS), 1)
+        layout = SlabLayout(secrets.token_bytes(STORE_ID_BYTES), block_bytes, unit_slots)
+        page = self._scratch.table(PAGE_BYTES)
+        page[:] = np.frombuffer(pack_superblock(layout), dtype=np.uint8)
+        self._file.write([page], 0)
+        self._file.sync()
+        self._cut(layout)
+        self._is_known[:] = True  # what is on the disk is of another layout: as good as blank
 
     def inspect(self, slot: int) -> BlockStamp | None:
         """What the slot's header says it holds; None for an empty slot or one of an old layout.
@@ -116,43 +112,95 @@ class NvmeSlab:
             SlotCorrupt: the header is damaged or another slot's.
             OSError: the header cannot be read.
         """
-        page = self._read_page(self._offset(slot))
-        if not any(page) or is_of_other_layout(page, self._store_id):
-            return None
-        return unpack_header(page, self._store_id, slot)
+        unit, index, _ = self._place_run(slot, 1)
+        table = self._read_pages(self._table_offset(unit), self._table_bytes)
+        return self._stamp_in(table[index * ENTRY_BYTES :][:ENTRY_BYTES].tobytes(), slot)
+
+    def scan(self, units: Iterable[int]) -> tuple[dict[int, BlockStamp], list[SlotCorrupt]]:
+        """Headers of whole units: slot -> what it holds, and the damaged ones.
+
+        Raises:
+            OSError: a table cannot be read.
+        """
+        found: dict[int, BlockStamp] = {}
+        damaged: list[SlotCorrupt] = []
+        for unit in units:
+            table = self._read_pages(self._table_offset(unit), self._table_bytes).tobytes()
+            for index in range(self.unit_slots):
+                slot = unit * self.unit_slots + index
+                try:
+                    stamp = self._stamp_in(table[index * ENTRY_BYTES :][:ENTRY_BYTES], slot)
+                except SlotCorrupt as error:
+                    damaged.append(error)
+                    continue
+                if stamp is not None:
+                    found[slot] = stamp
+        return found, damaged
+
+    # blocks
 
     def write(self, slot: int, stamp: BlockStamp, payload: ByteArray) -> None:
-        """Store a block. An aligned payload of whole pages is written from where it lies."""
-        if not stamp.num_bytes <= min(self.slot_bytes, payload.nbytes):
-            raise ValueError(f"{stamp.num_bytes} bytes of {payload.nbytes} do not fit a slot")
-        num_bytes = padded(stamp.num_bytes)
-        source = payload
-        if not _is_aligned(payload, num_bytes):
-            source = self._buffers.payload(self.slot_bytes)
-            source[: stamp.num_bytes] = payload[: stamp.num_bytes]
-        self.invalidate(slot)
-        self._write_fully(source[:num_bytes], self._offset(slot) + PAGE_BYTES)
-        self._write_page(self._offset(slot), pack_header(self._store_id, slot, stamp))
+        """Store one block; see `write_run`."""
+        self.write_run(slot, [stamp], [payload])
+
+    def write_run(
+        self, slot: int, stamps: Sequence[BlockStamp], payloads: Sequence[ByteArray]
+    ) -> None:
+        """Store blocks in neighbouring slots of one unit, from `slot` on.
+
+        Aligned payloads of whole pages are written from where they lie. After an OSError none of
+        the slots holds a block.
+
+        Raises:
+            OSError: the medium refuses.
+            ValueError: a block does not fit its slot, or the run does not fit its unit.
+        """
+        unit, first, last = self._place_run(slot, len(stamps))
+        parts = self._parts_to_write(stamps, payloads)
+        entries = b"".join(
+            pack_header(self._store_id, slot + index, stamp) for index, stamp in enumerate(stamps)
+        )
+        with self._lock_of(unit):
+            if self._known_table(unit)[first * ENTRY_BYTES : last * ENTRY_BYTES].any():
+                self._change_table(unit, first, bytes(len(entries)))
+            if last == self.unit_slots:
+                self._change_table(unit, first, entries, behind=parts)
+                return
+        self._file.write(parts, self._payload_offset(slot))
+        with self._lock_of(unit):
+            self._change_table(unit, first, entries)
 
     def read(self, slot: int, stamp: BlockStamp, into: ByteArray) -> None:
-        """Read header and payload in one call and verify both against the stamp."""
-        if stamp.num_bytes > into.nbytes:
-            raise ValueError(f"{stamp.num_bytes} bytes do not fit into {into.nbytes}")
-        if stamp.num_bytes > self.slot_bytes:
-            raise SlotCorrupt(slot, "the stamp is longer than the slot")
-        num_bytes = padded(stamp.num_bytes)
-        is_aligned = _is_aligned(into, num_bytes)
-        target = into if is_aligned else self._buffers.payload(self.slot_bytes)
-        header = self._buffers.page
-        parts = [header.data, target[:num_bytes].data]
-        if os.preadv(self._fd, parts, self._offset(slot)) != PAGE_BYTES + num_bytes:
-            raise SlotCorrupt(slot, "short read")
-        if unpack_header(header.tobytes(), self._store_id, slot) != stamp:
-            raise SlotCorrupt(slot, "header of another block")
-        if payload_checksum(target[: stamp.num_bytes]) != stamp.checksum:
-            raise SlotCorrupt(slot, "payload checksum")
-        if not is_aligned:
-            into[: stamp.num_bytes] = target[: stamp.num_bytes]
+        """Read one block and verify it; see `read_run`."""
+        (error,) = self.read_run(slot, [stamp], [into])
+        if error is not None:
+            raise error
+
+    def read_run(
+        self, slot: int, stamps: Sequence[BlockStamp], into: Sequence[ByteArray]
+    ) -> list[SlotCorrupt | None]:
+        """Read blocks from neighbouring slots of one unit; each header and payload is verified.
+
+        None: the array holds the block. Aligned arrays of `slot_bytes` are filled directly, and
+        then what lies behind the block in them is undefined.
+
+        Raises:
+            OSError: the medium refuses.
+            ValueError: an array is too short for its block, or the run leaves its unit.
+        """
+        for stamp, array in zip(stamps, into, strict=True):
+            if stamp.num_bytes > array.nbytes:
+                raise ValueError(f"{stamp.num_bytes} bytes do not fit into {array.nbytes}")
+        targets = self._targets_to_read(into)
+        num_read, entries = self._read_slots(slot, targets)
+        errors: list[SlotCorrupt | None] = []
+        for index, (stamp, target) in enumerate(zip(stamps, targets, strict=True)):
+            num_there = num_read - index * self.slot_bytes
+            error = self._fault_of(slot + index, stamp, entries[index], target[: max(num_there, 0)])
+            errors.append(error)
+            if error is None and not is_aligned(into[index], self.slot_bytes):
+                into[index][: stamp.num_bytes] = target[: stamp.num_bytes]
+        return errors
 
     def invalidate(self, slot: int) -> None:
         """Wipe the slot's header, so that no restart finds a block in it.
@@ -160,7 +208,9 @@ class NvmeSlab:
         Raises:
             OSError: the header cannot be written.
         """
-        self._write_page(self._offset(slot), bytes(PAGE_BYTES))
+        unit, index, _ = self._place_run(slot, 1)
+        with self._lock_of(unit):
+            self._change_table(unit, index, bytes(ENTRY_BYTES))
 
     def sync(self) -> None:
         """Wait until what was written is on the medium.
@@ -168,66 +218,163 @@ class NvmeSlab:
         Raises:
             OSError: the medium refuses.
         """
-        os.fdatasync(self._fd)
+        self._file.sync()
 
     def close(self) -> None:
         """Close the file and give up its lock. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
+
+    # places
 
     @property
     def _store_id(self) -> bytes:
         return self._layout.store_id if self._layout else b""
 
-    def _offset(self, slot: int) -> int:
+    @property
+    def _table_bytes(self) -> int:
+        return padded(self.unit_slots * ENTRY_BYTES)
+
+    @property
+    def _unit_bytes(self) -> int:
+        return self.unit_slots * self.slot_bytes + self._table_bytes
+
+    @property
+    def num_units(self) -> int:
+        """Units 0 to num_units - 1."""
+        return self._num_units
+
+    def _cut(self, layout: SlabLayout | None) -> None:
+        self._layout = layout
+        room_bytes = max(self._file.num_bytes - PAGE_BYTES, 0)
+        self._num_units = room_bytes // self._unit_bytes if layout else 0
+        # What the tables on the disk say, as far as they were read or written: 128 bytes a slot.
+        shape = (self._num_units, self.unit_slots * ENTRY_BYTES)
+        self._tables = np.zeros(shape, dtype=np.uint8)
+        self._is_known = np.zeros(self._num_units, dtype=np.bool_)
+        self._zeros = aligned_array(max(self.slot_bytes, PAGE_BYTES))  # behind short blocks
+
+    def _place_run(self, slot: int, num_slots: int) -> tuple[int, int, int]:
+        """Unit of a run, its first place there, and the place behind its last."""
         if not 0 <= slot < self.num_slots:
             raise ValueError(f"slot {slot} of {self.num_slots}")
-        return PAGE_BYTES + slot * (PAGE_BYTES + self.slot_bytes)
+        unit, first = divmod(slot, self.unit_slots)
+        if first + num_slots > self.unit_slots:
+            raise ValueError(f"{num_slots} slots from {slot} on leave the unit")
+        return unit, first, first + num_slots
 
-    def _allocate(self, num_bytes: int) -> int:
-        """Make the file `num_bytes` long with room on the disk; returns the length it has."""
-        old_bytes = os.fstat(self._fd).st_size
+    def _payload_offset(self, slot: int) -> int:
+        unit, index = divmod(slot, self.unit_slots)
+        return PAGE_BYTES + unit * self._unit_bytes + index * self.slot_bytes
+
+    def _table_offset(self, unit: int) -> int:
+        return PAGE_BYTES + (unit + 1) * self._unit_bytes - self._table_bytes
+
+    # headers
+
+    def _lock_of(self, unit: int) -> threading.Lock:
+        return self._locks[unit % _NUM_LOCKS]
+
+    def _known_table(self, unit: int) -> ByteArray:
+        """The unit's headers as they are on the disk; the unit's lock is held."""
+        table: ByteArray = self._tables[unit]
+        if not self._is_known[unit]:
+            pages = self._read_pages(self._table_offset(unit), self._table_bytes)
+            num_bytes = min(pages.nbytes, table.nbytes)
+            table[:num_bytes] = pages[:num_bytes]
+            self._is_known[unit] = True
+        return table
+
+    def _change_table(
+        self, unit: int, index: int, entries: bytes, behind: Sequence[ByteArray] = ()
+    ) -> None:
+        """Write headers from place `index` on, in the call that writes the payload before them.
+
+        Without a payload only the pages that change are written. The unit's lock is held.
+        """
+        table = self._known_table(unit)
+        begin, end = index * ENTRY_BYTES, index * ENTRY_BYTES + len(entries)
+        table[begin:end] = np.frombuffer(entries, dtype=np.uint8)
+        pages = self._scratch.table(self._table_bytes)
+        pages[: table.nbytes] = table
+        pages[table.nbytes :] = 0
+        if behind:
+            payload_bytes = sum(part.nbytes for part in behind)
+            self._file.write([*behind, pages], self._table_offset(unit) - payload_bytes)
+            return
+        begin = begin // PAGE_BYTES * PAGE_BYTES
+        self._file.write([pages[begin : padded(end)]], self._table_offset(unit) + begin)
+
+    def _stamp_in(self, entry: bytes, slot: int) -> BlockStamp | None:
+        if not any(entry) or is_of_other_layout(entry, self._store_id):
+            return None
+        return unpack_header(entry, self._store_id, slot)
+
+    # moves
+
+    def _read_pages(self, offset: int, num_bytes: int) -> ByteArray:
+        """Pages of headers, fewer where the file ends; good until the thread's next call."""
+        pages = self._scratch.table(num_bytes)
+        return pages[: self._file.read([pages], offset)]
+
+    def _parts_to_write(
+        self, stamps: Sequence[BlockStamp], payloads: Sequence[ByteArray]
+    ) -> list[ByteArray]:
+        """Arrays that fill the slots of a run whole."""
+        slot_bytes = self.slot_bytes
+        scratch = self._scratch.payload(len(stamps) * slot_bytes)
+        parts: list[ByteArray] = []
+        for index, (stamp, payload) in enumerate(zip(stamps, payloads, strict=True)):
+            if stamp.num_bytes > slot_bytes or stamp.num_bytes > payload.nbytes:
+                raise ValueError(f"{stamp.num_bytes} bytes of {payload.nbytes} do not fit a slot")
+            num_bytes = padded(stamp.num_bytes)
+            source = payload
+            if not is_aligned(payload, num_bytes):
+                source = scratch[index * slot_bytes :]
+                source[: stamp.num_bytes] = payload[: stamp.num_bytes]
+            parts.append(source[:num_bytes])
+            if num_bytes < slot_bytes:
+                parts.append(self._zeros[: slot_bytes - num_bytes])
+        return parts
+
+    def _targets_to_read(self, into: Sequence[ByteArray]) -> list[ByteArray]:
+        """Memory for whole slots: the arrays themselves where that is possible."""
+        if all(is_aligned(array, self.slot_bytes) for array in into):
+            return [array[: self.slot_bytes] for array in into]
+        scratch = self._scratch.payload(len(into) * self.slot_bytes)
+        slots = scratch.reshape(len(into), self.slot_bytes)
+        return [
+            array[: self.slot_bytes] if is_aligned(array, self.slot_bytes) else copy
+            for array, copy in zip(into, slots, strict=True)
+        ]
+
+    def _read_slots(self, slot: int, targets: Sequence[ByteArray]) -> tuple[int, list[bytes]]:
+        """Payload bytes that were there, and the header of each slot (short at the file's end)."""
+        unit, first, last = self._place_run(slot, len(targets))
+        table = self._scratch.table(self._table_bytes)
+        num_wanted = len(targets) * self.slot_bytes
+        if last == self.unit_slots:
+            num_read = self._file.read([*targets, table], self._payload_offset(slot))
+            table = table[: max(num_read - num_wanted, 0)]
+        else:
+            num_read = self._file.read(targets, self._payload_offset(slot))
+            table = self._read_pages(self._table_offset(unit), self._table_bytes)
+        entries = table.tobytes()
+        places = range(first * ENTRY_BYTES, last * ENTRY_BYTES, ENTRY_BYTES)
+        return num_read, [entries[place : place + ENTRY_BYTES] for place in places]
+
+    def _fault_of(
+        self, slot: int, stamp: BlockStamp, entry: bytes, payload: ByteArray
+    ) -> SlotCorrupt | None:
+        """What is wrong with a slot that was read; `payload` is as much of it as was there."""
+        if stamp.num_bytes > self.slot_bytes:
+            return SlotCorrupt(slot, "the stamp is longer than the slot")
+        if len(entry) < ENTRY_BYTES or payload.nbytes < stamp.num_bytes:
+            return SlotCorrupt(slot, "short read")
         try:
-            os.posix_fallocate(self._fd, 0, num_bytes)
-        except OSError as error:
-            os.ftruncate(self._fd, old_bytes)  # gives back what was taken before it failed
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or old_bytes < PAGE_BYTES:
-                raise
-            log.warning("nvme_slab_not_grown", wanted_bytes=num_bytes, kept_bytes=old_bytes)
-            return min(old_bytes, num_bytes)
-        os.ftruncate(self._fd, num_bytes)  # a smaller setting gives the rest of the disk back
-        return num_bytes
-
-    def _probe_direct_io(self) -> bool:
-        """Switch to O_DIRECT if one aligned read works with it."""
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_DIRECT)
-            self._read_page(0)
-        except OSError as error:
-            if error.errno not in _NO_DIRECT_IO:
-                raise
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
-            return False
-        return True
-
-    def _read_page(self, offset: int) -> bytes:
-        page = self._buffers.page
-        num_bytes = os.preadv(self._fd, [page.data], offset)
-        return page[:num_bytes].tobytes()
-
-    def _write_page(self, offset: int, page: bytes) -> None:
-        buffer = self._buffers.page
-        buffer[:] = np.frombuffer(page, dtype=np.uint8)
-        self._write_fully(buffer, offset)
-
-    def _write_fully(self, data: ByteArray, offset: int) -> None:
-        written = os.pwrite(self._fd, data.data, offset)
-        if written != data.nbytes:
-            # On a regular file a short write means that the next byte would not fit.
-            raise OSError(errno.ENOSPC, f"wrote {written} of {data.nbytes} bytes")
-
-
-def _is_aligned(data: ByteArray, num_bytes: int) -> bool:
-    return data.nbytes >= num_bytes and data.ctypes.data % PAGE_BYTES == 0
+            if unpack_header(entry, self._store_id, slot) != stamp:
+                return SlotCorrupt(slot, "header of another block")
+        except SlotCorrupt as error:
+            return error
+        if payload_checksum(payload[: stamp.num_bytes]) != stamp.checksum:
+            return SlotCorrupt(slot, "payload checksum")
+        return None

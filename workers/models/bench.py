@@ -1,6 +1,6 @@
 """An engine driven by hand, without scheduler, cache or queue: for measuring it and testing it.
 
-`python -m workers.models.bench --model DIR [--dtype bfloat16] [--threads 1]` prints tokens/s.
+`python -m workers.models.bench --model DIR [--forms auto,float32] [--threads 1]` prints tokens/s.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from workers.model import ByteArray, Float32Array, Int64Array, ModelRunner, StepBatch
 from workers.models.load import load_runner
 
-_PROMPT_TOKENS = 512
-_NUM_STEPS = 16
+FORMS = ("auto", "bfloat16", "float32", "reference-bfloat16")
+_STEPS_PER_ROUND = 5  # of decode
 
 
 @dataclass(slots=True)
@@ -108,44 +108,105 @@ class EngineBench:
         return slots
 
 
-def measure(runner: ModelRunner, batch_sizes: Sequence[int]) -> list[tuple[str, float]]:
-    """Tokens/s of prefill (best of 3) and of decode after a prompt (median step), by batch size."""
-    block_tokens = runner.spec.layout.block_tokens
-    lane_tokens = _PROMPT_TOKENS + len(batch_sizes) * _NUM_STEPS
-    num_lanes = max(batch_sizes) + 3
-    bench = EngineBench(runner, num_lanes * -(-lane_tokens // block_tokens))
-    random = np.random.default_rng(0)
-    prompt = random.integers(0, runner.spec.vocab_size, lane_tokens).tolist()
-    lanes = [bench.lane(prompt) for _ in range(num_lanes)]
-    prefill_s = [_step_s(bench, [lane], _PROMPT_TOKENS) for lane in lanes]
-    figures = [(f"prefill of {_PROMPT_TOKENS}", _PROMPT_TOKENS / min(prefill_s))]
-    for size in batch_sizes:
-        steps_s = [_step_s(bench, lanes[:size], 1) for _ in range(_NUM_STEPS)]
-        figures.append((f"decode, batch of {size}", size / statistics.median(steps_s)))
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One kind of step: `num_lanes` sequences, each computing `num_tokens` after `context_tokens`."""
+
+    name: str
+    num_lanes: int
+    context_tokens: int
+    num_tokens: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """All lanes together."""
+        return self.num_lanes * self.num_tokens
+
+
+LOADS = (
+    Load("prefill of 512", 1, 0, 512),
+    Load("prefill of 2048", 1, 0, 2048),
+    Load("decode, batch of 1", 1, 512, 1),
+    Load("decode, batch of 8", 8, 512, 1),
+    Load("decode, batch of 32", 32, 512, 1),
+)
+
+
+def measure(runners: Sequence[ModelRunner], num_rounds: int) -> list[list[list[float]]]:
+    """Tokens/s by load, runner and round; runners take turns within a round."""
+    benches = [_LoadedBench(runner) for runner in runners]
+    figures: list[list[list[float]]] = [[[] for _ in runners] for _ in LOADS]
+    for _ in range(num_rounds):
+        for load, of_load in zip(LOADS, figures, strict=True):
+            for bench, of_runner in zip(benches, of_load, strict=True):
+                of_runner.append(bench.tokens_per_s(load))
     return figures
 
 
-def _step_s(bench: EngineBench, lanes: Sequence[Lane], num_tokens: int) -> float:
-    began_s = time.perf_counter()
-    bench.step(lanes, [num_tokens] * len(lanes))
-    return time.perf_counter() - began_s
+class _LoadedBench:
+    """A runner whose lanes are always ready for any load, because steps are undone."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        longest = max(load.context_tokens + load.num_tokens for load in LOADS)
+        decoding = [load for load in LOADS if load.context_tokens]
+        num_lanes = max(load.num_lanes for load in decoding)
+        lane_tokens = max(load.context_tokens for load in decoding) + 1
+        block_tokens = runner.spec.layout.block_tokens
+        num_blocks = -(-longest // block_tokens) + num_lanes * -(-lane_tokens // block_tokens)
+        self._bench = EngineBench(runner, num_blocks)
+        prompt = np.random.default_rng(0).integers(0, runner.spec.vocab_size, longest).tolist()
+        self._long = self._bench.lane(prompt)
+        self._decoding = [self._bench.lane(prompt[: lane_tokens - 1], 1) for _ in range(num_lanes)]
+        for lane in self._decoding:
+            self._bench.step([lane], [lane_tokens - 1])
+            lane.tokens.append(prompt[lane_tokens - 1])
+
+    def tokens_per_s(self, load: Load) -> float:
+        """Of the fastest of some steps: others may share the machine."""
+        lanes = self._decoding[: load.num_lanes] if load.context_tokens else [self._long]
+        repeats = max(1, _STEPS_PER_ROUND // load.num_tokens)
+        return load.tokens_per_step / min(self._step_s(load, lanes) for _ in range(repeats))
+
+    def _step_s(self, load: Load, lanes: Sequence[Lane]) -> float:
+        for lane in lanes:
+            lane.num_computed = load.context_tokens
+        began_s = time.perf_counter()
+        self._bench.step(lanes, [load.num_tokens] * len(lanes))
+        return time.perf_counter() - began_s
 
 
 def main() -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m workers.models.bench", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--forms", default="auto", help=f"of {', '.join(FORMS)}, with commas")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--rounds", type=int, default=5, help="medians are taken over these")
     options = parser.parse_args()
     import torch  # noqa: PLC0415  # the test engines are driven without it
 
     torch.set_num_threads(options.threads)
-    for name, tokens_per_s in measure(
-        load_runner("torch", options.model, dtype=options.dtype), (1, 8)
-    ):
-        sys.stdout.write(f"{name}: {tokens_per_s:.1f} tokens/s\n")
+    forms = options.forms.split(",")
+    runners = [_runner_of(form, options.model) for form in forms]
+    for load, of_load in zip(LOADS, measure(runners, options.rounds), strict=True):
+        medians = [statistics.median(rounds) for rounds in of_load]
+        shown = ", ".join(
+            f"{form} {median:.1f} ({medians[0] / median:.2f} x)"
+            for form, median in zip(forms, medians, strict=True)
+        )
+        sys.stdout.write(f"{load.name}, tokens/s (first over it): {shown}\n")
     return 0
+
+
+def _runner_of(form: str, model: Path) -> ModelRunner:
+    from workers.kernels.reference import ReferenceOperators  # noqa: PLC0415  # loads torch
+    from workers.models.torch_runner import TorchRunner  # noqa: PLC0415
+
+    if form == "reference-bfloat16":
+        import torch  # noqa: PLC0415
+
+        return TorchRunner(model, operators=ReferenceOperators(torch.bfloat16))
+    return load_runner("torch", model, dtype=form)
 
 
 if __name__ == "__main__":

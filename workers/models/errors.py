@@ -5,6 +5,7 @@ ModelError
 ├── ModelFilesMissing   the directory is no complete model: convert or download it again
 ├── EngineNotKnown      no engine has this name: choose one of those named
 ├── PoolMismatch        the pool was laid out for another model: a fault of the caller
+├── TokenNotKnown       a token id outside the vocabulary: the caller has another tokenizer
 └── PoolNotBound        `forward` before `bind_pool`: a fault of the caller
 """
 
@@ -64,6 +65,18 @@ class PoolMismatch(ModelError):
             f"the pool has blocks of {self.pool_block_bytes} bytes, "
             f"the model's are {self.model_block_bytes}"
         )
+
+
+class TokenNotKnown(ModelError):
+    """A step holds a token id that the model has no embedding for."""
+
+    def __init__(self, token_id: int, vocab_size: int) -> None:
+        super().__init__(token_id, vocab_size)
+        self.token_id = token_id
+        self.vocab_size = vocab_size
+
+    def __str__(self) -> str:
+        return f"token {self.token_id} is not one of the model's {self.vocab_size}"
 
 
 class PoolNotBound(ModelError):

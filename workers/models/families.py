@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from workers.models.errors import ModelFilesMissing, ModelRefused
 
@@ -17,20 +18,31 @@ Config = Mapping[str, Any]
 class RopeConfig:
     """Rotary position embedding.
 
-    `factor` stretches positions: all of them ("linear"), or those of low frequency ("llama3").
+    `factor` stretches positions: all of them ("linear"), or those of low frequency ("llama3",
+    "yarn"); the other fields say how for the type that has them. `partial`: the share of a head's
+    elements that is rotated.
     """
 
     theta: float
     rope_type: str = "default"
+    partial: float = 1.0
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_tokens: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncates: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything that shapes a decoder: pre-norm, grouped-query attention, gated MLP."""
+    """Everything that shapes a decoder: pre-norm, grouped-query attention, gated MLP.
+
+    For each layer: `windows`, how many tokens a token sees, itself included, 0 for all; `rotates`,
+    whether it knows positions. `joins_weights`: the files hold q, k, v as one, and gate, up too.
+    """
 
     name: str
     vocab_size: int
@@ -43,6 +55,9 @@ class DecoderConfig:
     head_dim: int
     norm_eps: float
     rope: RopeConfig
+    windows: tuple[int, ...]
+    rotates: tuple[bool, ...]
+    joins_weights: bool
     has_qkv_bias: bool
     has_out_bias: bool
     has_mlp_bias: bool
@@ -53,19 +68,41 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets a family apart; a string names the config field (false if absent) that decides."""
+    """What sets a family apart; a string names the config field (false if absent) that decides.
+
+    `window`: "none", "all" layers have the config's `sliding_window` (`default_window` if it has no
+    such field), or "typed": those that `layer_types` names, if `use_sliding_window` says so.
+    """
 
     qkv_bias: bool | str
     out_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool = False
+    window: Literal["none", "all", "typed"] = "none"
+    default_window: int | None = None
+    rotates_partly: bool = False
+    skips_rope: bool = False
+    joins_weights: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True),
+    "mistral": Family(qkv_bias=False, window="all", default_window=4096),
+    "phi3": Family(qkv_bias=False, window="all", rotates_partly=True, joins_weights=True),
+    "qwen2": Family(qkv_bias=True, window="typed"),
+    "qwen3": Family(
+        qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True, window="typed"
+    ),
+    "smollm3": Family(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        window="typed",
+        skips_rope=True,
+    ),
 }
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 # Each says in words what a config asks for beyond this decoder; the first that holds is the reason.
 _REFUSALS: tuple[tuple[str, Callable[[Config], bool]], ...] = (
@@ -76,18 +113,13 @@ _REFUSALS: tuple[tuple[str, Callable[[Config], bool]], ...] = (
         ),
     ),
     ("its weights are quantised", lambda config: bool(config.get("quantization_config"))),
-    ("it uses a sliding window", lambda config: bool(config.get("use_sliding_window"))),
     (
-        "it has layers other than full attention",
-        lambda config: any(kind != "full_attention" for kind in config.get("layer_types") or ()),
+        "it has layers other than full and sliding attention",
+        lambda config: not _LAYER_TYPES.issuperset(config.get("layer_types") or ()),
     ),
     (
         "its activation is not silu",
         lambda config: config.get("hidden_act", "silu") not in ("silu", "swish"),
-    ),
-    (
-        "it rotates only a part of each head",
-        lambda config: _rope_fields(config).get("partial_rotary_factor", 1.0) != 1.0,
     ),
 )
 
@@ -136,7 +168,10 @@ def _decoder_config(name: str, config: Config, generation: Config) -> DecoderCon
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=_head_dim(config),
         norm_eps=config["rms_norm_eps"],
-        rope=_rope_config(name, config),
+        rope=_rope_config(name, config, family),
+        windows=_windows(name, config, family),
+        rotates=_rotates(config, family),
+        joins_weights=family.joins_weights,
         has_qkv_bias=decide(family.qkv_bias),
         has_out_bias=decide(family.out_bias),
         has_mlp_bias=decide(family.mlp_bias),
@@ -171,21 +206,75 @@ def _rope_fields(config: Config) -> Config:
     return fields
 
 
-def _rope_config(name: str, config: Config) -> RopeConfig:
+def _windows(name: str, config: Config, family: Family) -> tuple[int, ...]:
+    num_layers = int(config["num_hidden_layers"])
+    everywhere = (0,) * num_layers
+    if family.window == "all":
+        return (int(config.get("sliding_window", family.default_window) or 0),) * num_layers
+    kinds = config.get("layer_types") or ()
+    if family.window == "typed" and config.get("use_sliding_window"):
+        window = int(config.get("sliding_window") or 0)
+        if window and len(kinds) != num_layers:
+            raise ModelRefused(name, "it does not say which layers have its sliding window")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) or everywhere
+    if family.window == "none" and "sliding_attention" in kinds:
+        raise ModelRefused(name, "its family has no sliding attention, its layer_types do")
+    return everywhere
+
+
+def _rotates(config: Config, family: Family) -> tuple[bool, ...]:
+    num_layers = int(config["num_hidden_layers"])
+    if not family.skips_rope:
+        return (True,) * num_layers
+    flags = config.get("no_rope_layers")  # 1 where there is rope, whatever the name says
+    if flags is None:
+        interval = int(config.get("no_rope_layer_interval", 4))
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    return tuple(bool(flag) for flag in flags)
+
+
+def _rope_config(name: str, config: Config, family: Family) -> RopeConfig:
     fields = _rope_fields(config)
     rope_type = fields.get("rope_type", fields.get("type", "default"))
-    theta = float(fields["rope_theta"])
+    if rope_type not in _ROPE_TYPES:
+        raise ModelRefused(name, f"rope type {rope_type} is not one of {', '.join(_ROPE_TYPES)}")
+    partial = float(fields.get("partial_rotary_factor") or 1.0)
+    if partial != 1.0 and not family.rotates_partly:
+        raise ModelRefused(name, "it rotates only a part of each head")
+    plain = RopeConfig(float(fields["rope_theta"]), rope_type, partial)
     if rope_type == "default":
-        return RopeConfig(theta)
+        return plain
+    plain = replace(plain, factor=float(fields["factor"]))
     if rope_type == "linear":
-        return RopeConfig(theta, rope_type, float(fields["factor"]))
-    if rope_type == "llama3":
-        return RopeConfig(
-            theta,
-            rope_type,
-            float(fields["factor"]),
-            float(fields["low_freq_factor"]),
-            float(fields["high_freq_factor"]),
-            int(fields["original_max_position_embeddings"]),
-        )
-    raise ModelRefused(name, f"rope type {rope_type} is not one of default, linear, llama3")
+        return plain
+    original = int(fields["original_max_position_embeddings"])
+    if rope_type == "yarn":
+        return _yarn_config(replace(plain, original_context_tokens=original), fields)
+    return replace(
+        plain,
+        original_context_tokens=original,
+        low_freq_factor=float(fields["low_freq_factor"]),
+        high_freq_factor=float(fields["high_freq_factor"]),
+    )
+
+
+def _yarn_config(plain: RopeConfig, fields: Config) -> RopeConfig:
+    """YaRN (Peng et al., 2023), with the defaults of transformers."""
+    attention_factor = fields.get("attention_factor")
+    if attention_factor is None:
+        above = float(fields.get("mscale") or 0)
+        below = float(fields.get("mscale_all_dim") or 0)
+        if not (above and below):
+            above, below = 1.0, 0.0
+        attention_factor = _temperature(plain.factor, above) / _temperature(plain.factor, below)
+    return replace(
+        plain,
+        attention_factor=float(attention_factor),
+        beta_fast=float(fields.get("beta_fast") or 32),
+        beta_slow=float(fields.get("beta_slow") or 1),
+        truncates=bool(fields.get("truncate", True)),
+    )
+
+
+def _temperature(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

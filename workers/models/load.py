@@ -24,8 +24,8 @@ def load_runner(
     """The engine called `engine`, ready for `bind_pool`.
 
     `model` is a Hugging Face directory for torch and a script book for script (the built-in book
-    without one); digest has none. `dtype` ("float32" or "bfloat16") is torch's, `step_delay_ms`
-    digest's.
+    without one); digest has none. `dtype` is torch's: "float32", "bfloat16", or "auto", which is
+    bfloat16 where the native operators run and float32 elsewhere. `step_delay_ms` is digest's.
 
     Raises:
         EngineNotKnown: no engine has this name.

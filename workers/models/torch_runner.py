@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from tiering.block_layout import BlockLayout
+from tiering.block_layout import BlockLayout, KvDtype
+from workers.kernels.operators import Operators, PagedAttention
+from workers.kernels.step_plan import plan_step
 from workers.model import ByteArray, Float32Array, ModelSpec, StepBatch
-from workers.models.attention import TORCH_DTYPES, PagedKv
-from workers.models.errors import ModelRefused, PoolMismatch, PoolNotBound
+from workers.models.errors import PoolMismatch, PoolNotBound, TokenNotKnown
 from workers.models.families import read_config
+from workers.models.operator_choice import choose_operators
 from workers.models.transformer import Decoder
 from workers.models.weights import fingerprint
 
-EngineDtype = Literal["float32", "bfloat16"]
+_KV_DTYPES: dict[torch.dtype, KvDtype] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class TorchRunner:
     """Runs a Hugging Face directory of a known family. Threads are the process's own setting."""
 
-    def __init__(self, model: Path, *, block_tokens: int = 16, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        block_tokens: int = 16,
+        dtype: str = "float32",
+        operators: Operators | None = None,
+    ) -> None:
         """Read the model into memory.
+
+        `dtype` is "float32", "bfloat16" or "auto" (see `choose_operators`); `operators`, where
+        given, decide instead.
 
         Raises:
             ModelFilesMissing: the directory lacks a file or a weight.
             ModelRefused: the model cannot be run exactly, or not in this type.
         """
         config = read_config(model)
-        if dtype == "float32":
-            kv_dtype: EngineDtype = "float32"
-        elif dtype == "bfloat16":
-            kv_dtype = "bfloat16"
-        else:
-            raise ModelRefused(
-                config.name, f"dtype {dtype} is not one of {', '.join(get_args(EngineDtype))}"
-            )
+        if operators is None:
+            operators = choose_operators(config, block_tokens, dtype)
+        kv_dtype = _KV_DTYPES[operators.dtype]
         self._spec = ModelSpec(
             layout=BlockLayout(
                 num_layers=config.num_layers,
@@ -49,10 +55,13 @@ class TorchRunner:
             vocab_size=config.vocab_size,
             context_tokens=config.context_tokens,
             eos_token_ids=config.eos_token_ids,
-            fingerprint=fingerprint(model, dtype),
+            # Another form rounds otherwise: its blocks are good, but not the same bytes.
+            fingerprint=fingerprint(model, f"{kv_dtype} {operators.name}"),
         )
-        self._decoder = Decoder(model, config, TORCH_DTYPES[dtype])
-        self._kv: PagedKv | None = None
+        self.operators = operators
+        self._dtype = operators.dtype
+        self._decoder = Decoder(model, config, operators)
+        self._attentions: list[PagedAttention] | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -68,32 +77,45 @@ class TorchRunner:
         block_bytes = self._spec.layout.block_bytes
         if pool.shape[1] != block_bytes:
             raise PoolMismatch(pool.shape[1], block_bytes)
-        self._kv = PagedKv(pool, self._spec.layout)
+        layout = self._spec.layout
+        shape = (layout.num_layers, 2, layout.block_tokens, layout.num_kv_heads, layout.head_dim)
+        blocks = torch.from_numpy(pool).view(self._dtype).view(len(pool), *shape)
+        self._attentions = self._decoder.bind(blocks)
 
     def warm_up(self) -> None:
         """See the port. Writes into block 0, which holds nothing yet."""
         num_tokens = self._spec.layout.block_tokens
         for start, end in ((0, num_tokens - 1), (num_tokens - 1, num_tokens)):
             if start < end:
-                self.forward(_first_block(start, end))
+                self.forward(_first_block(start, end, num_prompt_tokens=num_tokens - 1))
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Float32Array:
-        """See the port."""
-        if self._kv is None:
+        """See the port. The logits lie in a buffer that the next step writes again.
+
+        Raises:
+            PoolNotBound: there is no pool yet.
+            TokenNotKnown: a token id lies outside the vocabulary.
+        """
+        if self._attentions is None:
             raise PoolNotBound
+        highest, vocab_size = int(batch.token_ids.max()), self._spec.vocab_size
+        if (
+            highest >= vocab_size or batch.token_ids.min() < 0
+        ):  # native code would read past a table
+            raise TokenNotKnown(highest, vocab_size)
+        rope = self._decoder.rope(int(batch.positions.max()) + 1)
         logits = self._decoder.forward(
             torch.from_numpy(batch.token_ids),
-            torch.from_numpy(batch.positions),
             torch.from_numpy(batch.logit_rows),
-            self._kv,
-            self._kv.plan(batch),
+            self._attentions,
+            plan_step(batch, rope),
         )
         result: Float32Array = logits.numpy()
         return result
 
 
-def _first_block(start: int, end: int) -> StepBatch:
+def _first_block(start: int, end: int, num_prompt_tokens: int) -> StepBatch:
     """A step over positions [start, end) of one sequence in block 0."""
     positions = np.arange(start, end, dtype=np.int64)
     return StepBatch(
@@ -105,5 +127,5 @@ def _first_block(start: int, end: int) -> StepBatch:
         block_tables=np.zeros((1, 1), dtype=np.int32),
         logit_rows=np.array([end - start - 1], dtype=np.int64),
         histories=[[0] * end],
-        num_prompt_tokens=[end],
+        num_prompt_tokens=[num_prompt_tokens],
     )

@@ -1,7 +1,8 @@
-"""The decoder of the Llama, Qwen2 and Qwen3 families, over a paged pool of keys and values.
+"""The decoder of the known families over a paged pool of keys and values.
 
-Products run in the weights' type; the residual stream, norms, rotations and logits are float32
-whatever that is (with bfloat16 weights this halves the error against a float32 run).
+It is made of the operators of one form (workers/kernels). Products run in the form's type; the
+residual stream, norms, rotations and logits are float32 whatever that is (with bfloat16 weights
+this halves the error against a float32 run).
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.nn.functional import embedding, rms_norm, silu
 
-from workers.models.attention import AttentionPlan, PagedKv
+from workers.kernels.operators import (
+    AttentionShape,
+    GatedLinear,
+    Linear,
+    Operators,
+    PagedAttention,
+    RmsNorm,
+    StepPlan,
+)
+from workers.models.activations import ActivationBuffers, Activations
 from workers.models.families import DecoderConfig
-from workers.models.linear import Linear
-from workers.models.rope import Rope
+from workers.models.rope import RopeTable
 from workers.models.weights import WeightFiles
 
 
@@ -23,122 +31,181 @@ from workers.models.weights import WeightFiles
 class DecoderLayer:
     """One layer. Rows of `qkv` are all query heads, all key heads, all value heads."""
 
-    attention_norm: torch.Tensor
+    attention_norm: RmsNorm
     qkv: Linear
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    attention: AttentionShape
     attention_out: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
+    mlp_norm: RmsNorm
+    gate_up: GatedLinear
     down: Linear
 
 
 class Decoder:
     """The whole model, without its KV."""
 
-    def __init__(self, directory: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path, config: DecoderConfig, operators: Operators) -> None:
         """Read all weights.
 
         Raises:
             ModelFilesMissing: a file or a weight is missing.
             ModelRefused: the weights do not fit the config, or some have no place here.
         """
-        self._config = config
-        self._rope = Rope(config.rope, config.head_dim)
+        self._operators = operators
+        self._rope = RopeTable(config.rope, config.head_dim)
+        self._buffers = ActivationBuffers(config, operators.dtype)
+        self._num_binds = 0
         files = WeightFiles(directory)
+        reader = _LayerReader(files, config, operators, self._rope.num_rotated)
         table = (config.vocab_size, config.hidden_size)
-        self._embedding = files.take("model.embed_tokens.weight", dtype, table)
-        self._layers = [_read_layer(files, config, n, dtype) for n in range(config.num_layers)]
-        self._norm = files.take("model.norm.weight", torch.float32, (config.hidden_size,))
+        embedding = files.take("model.embed_tokens.weight", operators.dtype, table)
+        self._embedding = operators.embedding(embedding)
+        self._layers = [reader.read(number) for number in range(config.num_layers)]
+        norm = files.take("model.norm.weight", torch.float32, (config.hidden_size,))
+        self._norm = operators.rms_norm(norm, config.norm_eps)
         ties_head = config.ties_head
         if ties_head is None:
             ties_head = "lm_head.weight" not in files
-        name = "model.embed_tokens.weight" if ties_head else "lm_head.weight"
-        # In float32: a bfloat16 logit near 40 is rounded to quarters, and ties decide the token.
-        self._head = Linear(files.take(name, torch.float32, table))
+        head = embedding if ties_head else files.take("lm_head.weight", operators.dtype, table)
+        self._head = operators.head(head)
         files.refuse_leftovers("rotary_emb.inv_freq", *(("lm_head.weight",) if ties_head else ()))
+
+    def rope(self, num_positions: int) -> torch.Tensor:
+        """The rotations of the positions up to there, for a `StepPlan`."""
+        return self._rope.up_to(num_positions)
+
+    def bind(self, pool: torch.Tensor) -> list[PagedAttention]:
+        """Each layer's attention over its share of the pool.
+
+        `pool`: (num_blocks, num_layers, 2, block_tokens, kv_heads, head_dim), of operators.dtype.
+        """
+        self._num_binds += 1
+        return [
+            self._operators.attention(layer.attention, pool[:, number, 0], pool[:, number, 1])
+            for number, layer in enumerate(self._layers)
+        ]
 
     def forward(
         self,
         token_ids: torch.Tensor,
-        positions: torch.Tensor,
         logit_rows: torch.Tensor,
-        kv: PagedKv,
-        plan: AttentionPlan,
+        attentions: list[PagedAttention],
+        plan: StepPlan,
     ) -> torch.Tensor:
-        """Logits, float32 (R, vocab_size), of the wanted rows of a packed step of T tokens."""
-        eps = self._config.norm_eps
-        width = (self._config.hidden_size,)
-        angles = self._rope.angles(positions)
-        stream = embedding(token_ids, self._embedding).float()
-        for number, layer in enumerate(self._layers):
-            qkv = layer.qkv(rms_norm(stream, width, layer.attention_norm, eps))
-            queries = self._store(layer, number, qkv, angles, kv, plan)
-            attended = kv.attend(plan, number, queries)
-            stream += layer.attention_out(attended.flatten(1))
-            gate, up = layer.gate_up(rms_norm(stream, width, layer.mlp_norm, eps)).chunk(2, dim=1)
-            stream += layer.down(silu(gate) * up)
-        return self._head(rms_norm(stream[logit_rows], width, self._norm, eps))
+        """Logits, float32 (R, vocab_size), of the wanted rows of a packed step of T tokens.
 
-    def _store(
-        self,
-        layer: DecoderLayer,
-        number: int,
-        qkv: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        kv: PagedKv,
-        plan: AttentionPlan,
-    ) -> torch.Tensor:
-        """Store keys and values; returns the queries, (T, num_heads, head_dim)."""
+        They lie in a buffer that the next call writes again.
+        """
+        state = self._buffers.rows(len(token_ids))
+
+        def run_layers() -> None:
+            for layer, attention in zip(self._layers, attentions, strict=True):
+                _attend(layer, attention, plan, state)
+                layer.mlp_norm(state.stream, state.normed)
+                layer.gate_up(state.normed, state.gated)
+                layer.down.add_to(state.gated, state.stream)
+
+        self._embedding(token_ids, state.stream)
+        self._operators.replay((self._buffers.generation, self._num_binds), plan, run_layers)
+        wanted = state.stream[logit_rows]
+        normed = torch.empty_like(wanted, dtype=self._operators.dtype)
+        self._norm(wanted, normed)
+        logits = self._buffers.logits(len(logit_rows))
+        self._head(normed, logits)
+        return logits
+
+
+def _attend(
+    layer: DecoderLayer, attention: PagedAttention, plan: StepPlan, state: Activations
+) -> None:
+    layer.attention_norm(state.stream, state.normed)
+    layer.qkv(state.normed, state.qkv)
+    attention.rotate_and_store(plan, state.qkv, state.queries)
+    attention.attend_prefill(plan, state.queries, state.attended)
+    attention.attend_decode(plan, state.queries, state.attended)
+    layer.attention_out.add_to(state.merged, state.stream)
+
+
+class _LayerReader:
+    """Reads layers, joining what the files hold apart."""
+
+    def __init__(
+        self, files: WeightFiles, config: DecoderConfig, operators: Operators, num_rotated: int
+    ) -> None:
+        self._files = files
+        self._config = config
+        self._operators = operators
+        self._num_rotated = num_rotated
+
+    def read(self, number: int) -> DecoderLayer:
+        """Layer `number`, from 0."""
+        config, operators = self._config, self._operators
+        prefix = f"model.layers.{number}."
+        hidden, middle, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        heads, kv_heads = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        qkv_names = [f"{name}_proj" for name in (("qkv",) if config.joins_weights else "qkv")]
+        mlp_names = ["gate_up_proj"] if config.joins_weights else ["gate_proj", "up_proj"]
+        qkv_sizes, mlp_sizes = [heads, kv_heads, kv_heads], [middle, middle]
+        if config.joins_weights:
+            qkv_sizes, mlp_sizes = [sum(qkv_sizes)], [sum(mlp_sizes)]
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        return DecoderLayer(
+            attention_norm=self._norm(f"{prefix}input_layernorm", hidden),
+            qkv=operators.linear(
+                *self._rows(
+                    [attention + name for name in qkv_names],
+                    qkv_sizes,
+                    hidden,
+                    has_bias=config.has_qkv_bias,
+                )
+            ),
+            attention=self._shape(number, attention),
+            attention_out=operators.linear(
+                *self._rows([f"{attention}o_proj"], [hidden], heads, has_bias=config.has_out_bias)
+            ),
+            mlp_norm=self._norm(f"{prefix}post_attention_layernorm", hidden),
+            gate_up=operators.gated_linear(
+                *self._rows(
+                    [mlp + name for name in mlp_names],
+                    mlp_sizes,
+                    hidden,
+                    has_bias=config.has_mlp_bias,
+                )
+            ),
+            down=operators.linear(
+                *self._rows([f"{mlp}down_proj"], [hidden], middle, has_bias=config.has_mlp_bias)
+            ),
+        )
+
+    def _shape(self, number: int, prefix: str) -> AttentionShape:
         config = self._config
-        num_rotated = config.num_heads + config.num_kv_heads
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotated = heads[:, :num_rotated].float()
-        if layer.query_norm is not None and layer.key_norm is not None:
-            width = (config.head_dim,)
-            queries, keys = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
-            rotated = torch.cat(
-                (
-                    rms_norm(queries, width, layer.query_norm, config.norm_eps),
-                    rms_norm(keys, width, layer.key_norm, config.norm_eps),
-                ),
-                dim=1,
-            )
-        self._rope.rotate(rotated, angles)
-        if rotated.data_ptr() != heads.data_ptr():
-            heads[:, :num_rotated] = rotated
-        kv.store(plan, number, heads[:, config.num_heads :].flatten(1).view(len(qkv), 2, -1))
-        return heads[:, : config.num_heads]
+        return AttentionShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            num_rotated=self._num_rotated if config.rotates[number] else 0,
+            window=config.windows[number],
+            query_norm=self._head_norm(f"{prefix}q_norm"),
+            key_norm=self._head_norm(f"{prefix}k_norm"),
+            norm_eps=config.norm_eps,
+        )
 
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        if not self._config.has_qk_norm:
+            return None
+        return self._files.take(f"{name}.weight", torch.float32, (self._config.head_dim,))
 
-def _read_layer(
-    files: WeightFiles, config: DecoderConfig, number: int, dtype: torch.dtype
-) -> DecoderLayer:
-    prefix = f"model.layers.{number}."
-    hidden, middle, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    heads, kv_heads = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    def _norm(self, name: str, size: int) -> RmsNorm:
+        weight = self._files.take(f"{name}.weight", torch.float32, (size,))
+        return self._operators.rms_norm(weight, self._config.norm_eps)
 
-    def norm(name: str, size: int) -> torch.Tensor:
-        return files.take(f"{prefix}{name}.weight", torch.float32, (size,))
-
-    def joined(names: list[str], sizes: list[int], inputs: int, *, has_bias: bool) -> Linear:
-        weights = [f"{prefix}{name}.weight" for name in names]
-        biases = [f"{prefix}{name}.bias" for name in names]
-        weight = files.take_rows(weights, dtype, [(size, inputs) for size in sizes])
+    def _rows(
+        self, names: list[str], sizes: list[int], num_inputs: int, *, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of several products of the same inputs, one after the other."""
+        dtype = self._operators.dtype
+        weights, biases = ([f"{name}.{kind}" for name in names] for kind in ("weight", "bias"))
+        weight = self._files.take_rows(weights, dtype, [(size, num_inputs) for size in sizes])
         if not has_bias:
-            return Linear(weight)
-        return Linear(weight, files.take_rows(biases, dtype, [(size,) for size in sizes]))
-
-    qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-    return DecoderLayer(
-        attention_norm=norm("input_layernorm", hidden),
-        qkv=joined(qkv, [heads, kv_heads, kv_heads], hidden, has_bias=config.has_qkv_bias),
-        query_norm=norm("self_attn.q_norm", head_dim) if config.has_qk_norm else None,
-        key_norm=norm("self_attn.k_norm", head_dim) if config.has_qk_norm else None,
-        attention_out=joined(["self_attn.o_proj"], [hidden], heads, has_bias=config.has_out_bias),
-        mlp_norm=norm("post_attention_layernorm", hidden),
-        gate_up=joined(
-            ["mlp.gate_proj", "mlp.up_proj"], [middle, middle], hidden, has_bias=config.has_mlp_bias
-        ),
-        down=joined(["mlp.down_proj"], [hidden], middle, has_bias=config.has_mlp_bias),
-    )
+            return weight, None
+        return weight, self._files.take_rows(biases, dtype, [(size,) for size in sizes])

@@ -4,7 +4,8 @@
 -- Returns {'run', attempt, prompt, log, remaining ms, fields...} | {'gone'} | {'final'} | {'taken'} | {'moved'} | {'cancelled'}.
 local id, worker = ARGV[1], ARGV[2]
 local key = request_key(id)
-local r = redis.call('HMGET', key, 'state', 'queue', 'queued_ms', 'priority', 'cancel', 'deadline_ms', 'owner')
+local r = redis.call('HMGET', key, 'state', 'queue', 'released_ms', 'priority', 'cancel', 'deadline_ms',
+  'owner', 'lane')
 if not r[1] then return {'gone'} end
 local is_again = r[1] == 'running' and r[7] == worker
 if r[1] == 'running' and not is_again then return {'taken'} end
@@ -16,15 +17,18 @@ if r[5] then
   finalize_and_tell(id, 'cancelled', ARGV[3])
   return {'cancelled'}
 end
-local frontier = 'frontier:' .. r[2] .. ':' .. r[4]
-if tonumber(redis.call('GET', frontier) or 0) < tonumber(r[3]) then
-  redis.call('SET', frontier, r[3], 'EX', 86400)
-end
+local lane = r[8] or r[4]
 local now = now_ms()
-leave_lines(id, nil, r[2])
-redis.call('ZADD', 'deadlines', tonumber(r[6]) + 2000, id)
-redis.call('HSET', key, 'state', 'running', 'owner', worker, 'node', worker, 'started_ms', now)
-redis.call('SADD', 'running:' .. worker, id)
+if not is_again then
+  local frontier = 'frontier:' .. r[2] .. ':' .. lane
+  if r[3] and tonumber(redis.call('GET', frontier) or 0) < tonumber(r[3]) then
+    redis.call('SET', frontier, r[3], 'EX', 86400)
+  end
+  leave_lines(id)
+  redis.call('HSET', key, 'state', 'running', 'owner', worker, 'node', worker, 'started_ms', now, 'begun', 1)
+  redis.call('SADD', 'running:' .. worker, id)
+  redis.call('ZADD', 'deadlines', due_ms(id, now, false), id)
+end
 local f = redis.call('HMGET', key, 'attempt', 'prompt', 'sampling', 'tenant', 'salt', 'num_logprobs', 'tail')
 local log = redis.call('GET', tokens_key(id)) or ''
-return {'run', f[1], f[2], log, tonumber(r[6]) - now, f[3], r[4], f[4], f[5], f[6], f[7] or ''}
+return {'run', f[1], f[2], log, tonumber(r[6]) - now, f[3], lane, f[4], f[5], f[6], f[7] or ''}

@@ -1,10 +1,13 @@
 -- ARGV: id, worker, attempt, queue, tail (what the next worker needs to find the tail block).
--- Returns the request's priority, or -1 if this attempt is stale.
+-- Returns the messages to send, (id, queue, lane, ...), or false if this attempt is stale.
 local id = ARGV[1]
 local key = request_key(id)
-local r = redis.call('HMGET', key, 'owner', 'attempt', 'priority')
-if r[1] ~= ARGV[2] or r[2] ~= ARGV[3] then return -1 end
+local r = redis.call('HMGET', key, 'owner', 'attempt', 'owed')
+if r[1] ~= ARGV[2] or r[2] ~= ARGV[3] then return false end
+if r[3] then settle(id, r[3]) end
 redis.call('SREM', 'running:' .. ARGV[2], id)
 redis.call('HSET', key, 'tail', ARGV[5])
-enqueue(id, ARGV[4], now_ms())
-return tonumber(r[3])
+local out = {}
+enqueue(id, ARGV[4], now_ms(), out)
+release_all(out)
+return out

@@ -1,5 +1,6 @@
 -- A worker goes in order, or a lost one is struck off. ARGV: worker.
 local worker = ARGV[1]
+redis.call('HDEL', 'slots', worker)
 if redis.call('SCARD', 'running:' .. worker) > 0 then
   redis.call('DEL', 'lease:' .. worker)
   return 0

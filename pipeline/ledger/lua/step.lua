@@ -1,37 +1,65 @@
 -- One call per engine step. ARGV: worker, retention s, n, then n times
--- (id, attempt, byte offset, bytes, ending or '', cached prompt tokens).
--- Appends to the token logs, publishes once per gateway, collects cancellations.
--- Returns {cancelled ids, stale (id, attempt, ...), short (id, ...)}: stale attempts were fenced off;
--- a short log lost its end with the store and must be written again from the start.
+-- (id, attempt, byte offset, bytes, ending or '', cached prompt tokens, packed item).
+-- The packed item is what a gateway gets of it (MessagePack, see `tell`); the worker packs it, for it is
+-- the hot path. Appends to the token logs, publishes once per gateway, collects cancellations.
+-- Returns {cancelled ids, stale (id, attempt, ...), short (id, ...), messages to send (id, queue, lane, ...)}:
+-- stale attempts were fenced off; a short log lost its end with the store and must be written again from
+-- the start; messages are of requests that got the room of those that ended.
 local worker, retention = ARGV[1], ARGV[2]
-local stale, short, groups = {}, {}, {}
+local stale, short, groups, out = {}, {}, {}, {}
+local has_freed = false
+
+-- True if the log now ends with these bytes at this offset.
+local function append(log, offset, bytes)
+  local length = redis.call('APPEND', log, bytes)
+  if length == offset + #bytes then return true end
+  -- Written before (the answer got lost), or the log was cut: put it as it was, or as it should be.
+  local before = ''
+  if length > #bytes then before = redis.call('GETRANGE', log, 0, length - #bytes - 1) end
+  local is_short = #before < offset
+  if not is_short then before = string.sub(before, 1, offset) .. bytes end
+  redis.call('SET', log, before, 'KEEPTTL')
+  return not is_short
+end
+
 local i = 4
 for _ = 1, tonumber(ARGV[3]) do
-  local id, attempt, offset, bytes, ending, cached =
-    ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
-  i = i + 6
-  local key, log = request_key(id), tokens_key(id)
-  local r = redis.call('HMGET', key, 'owner', 'attempt', 'watchers', 'first_ms', 'cached')
-  if r[1] ~= worker or r[2] ~= attempt then
+  local id, offset, bytes, ending = ARGV[i], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
+  local key = request_key(id)
+  local r = redis.call('HMGET', key, 'owner', 'attempt', 'watchers', 'owed', 'trial')
+  if r[1] ~= worker or r[2] ~= ARGV[i + 1] then
     stale[#stale + 1] = id
-    stale[#stale + 1] = attempt
-  elseif redis.call('STRLEN', log) < offset then
+    stale[#stale + 1] = ARGV[i + 1]
+  elseif #bytes > 0 and not append(tokens_key(id), offset, bytes) then
     short[#short + 1] = id
   else
-    if not r[5] then redis.call('HSET', key, 'cached', cached); r[5] = cached end
-    if #bytes > 0 then
-      if not r[4] then redis.call('HSET', key, 'first_ms', now_ms()) end
-      redis.call('SETRANGE', log, offset, bytes)
-      if offset == 0 then redis.call('EXPIRE', log, 86400) end
+    local item = ARGV[i + 6]
+    if r[4] then settle(id, r[4]); has_freed = true end
+    if r[5] and #bytes > 0 then pass_trial(id, now_ms(), out) end
+    if offset == 0 then
+      redis.call('HSETNX', key, 'cached', ARGV[i + 5])
+      redis.call('HSETNX', key, 'first_ms', now_ms())
+      redis.call('EXPIRE', tokens_key(id), 86400)
     end
-    if ending ~= '' then finalize(id, ending, retention) end
-    local item = {id, offset, bytes, ending, tonumber(r[5] or 0)}
-    for channel in string.gmatch(r[3] or '', '%S+') do
-      local group = groups[channel]
-      if not group then group = {}; groups[channel] = group end
-      group[#group + 1] = item
+    if ending ~= '' then
+      -- What the first attempt found cached counts, whoever ends it.
+      local cached = tonumber(redis.call('HGET', key, 'cached') or 0)
+      item = cmsgpack.pack({id, offset, bytes, ending, cached})
+      finalize(id, ending, retention)
+      has_freed = true
     end
+    local watchers = r[3] or ''
+    local group = groups[watchers]
+    if not group then group = {}; groups[watchers] = group end
+    group[#group + 1] = item
   end
+  i = i + 7
 end
-for channel, items in pairs(groups) do redis.call('PUBLISH', channel, cmsgpack.pack(items)) end
-return {redis.call('SPOP', 'cancels:' .. worker, 1000), stale, short}
+for watchers, items in pairs(groups) do
+  -- MessagePack array of up to 2^16 items.
+  local count = #items
+  local message = string.char(0xdc, math.floor(count / 256), count % 256) .. table.concat(items)
+  for channel in string.gmatch(watchers, '%S+') do redis.call('PUBLISH', channel, message) end
+end
+if has_freed then release_all(out) end
+return {redis.call('SPOP', 'cancels:' .. worker, 1000), stale, short, out}

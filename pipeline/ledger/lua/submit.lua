@@ -1,15 +1,93 @@
--- ARGV: id, queue, queue deadline ms, total deadline ms, max waiting, expiry s, then field, value ...
--- Returns {'ok', waiting} | {'exists'} | {'full', waiting}.
+-- Takes a request in, or refuses it before anything is queued.
+-- ARGV: id, queue, expiry s, prefill tokens per second (0: unknown), the four limits (requests that
+-- wait, prompt tokens that wait, open requests of a tenant, of a model; 0: none), then field, value ...
+-- Returns {'ok', '', 0, messages to send (id, queue, lane, ...)} | {'exists'}
+--   | {'full', what, predicted wait ms, how many}, what being one of
+--     'waiting' | 'tokens' | 'tenant' | 'model' | 'deadline'.
 local id, queue = ARGV[1], ARGV[2]
 local key = request_key(id)
-if redis.call('EXISTS', key) == 1 then return {'exists', 0} end
-local waiting = redis.call('ZCARD', 'waiting:' .. queue)
-if waiting >= tonumber(ARGV[5]) then return {'full', waiting} end
+local f = {}
+for i = 9, #ARGV, 2 do f[ARGV[i]] = ARGV[i + 1] end
+local known = redis.call('HMGET', key, 'state', 'submission', 'queue', 'lane')
+if known[1] then
+  -- The same call once more: the answer to it got lost.
+  if known[2] ~= f.submission then return {'exists'} end
+  if known[1] == 'queued' and known[4] then return {'ok', '', 0, {id, known[3], known[4]}} end
+  return {'ok', '', 0, {}}
+end
 local now = now_ms()
-redis.call('HSET', key, 'attempt', 1, 'losses', 0, 'created_ms', now,
-  'queue_deadline_ms', ARGV[3], 'deadline_ms', now + tonumber(ARGV[4]))
-for i = 7, #ARGV, 2 do redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
-redis.call('EXPIRE', key, ARGV[6])
-enqueue(id, queue, now)
+local limits = {}
+for i = 5, 8 do limits[i - 4] = tonumber(ARGV[i]) end
+local rank = 1
+for i, lane in ipairs(LANES) do if lane == f.priority then rank = i end end
+local s = survey(queue)
+local open = count('ZCARD', 'deadlines')
+
+-- How long it would wait, from the pace of releases and from the prompt tokens that lie before it. Fair
+-- shares let a tenant pass by the rest of another's line.
+local function predicted_wait_ms()
+  local line = count('ZCARD', line_key(queue, f.priority, f.tenant))
+  local lines = of_lane('lines', queue, f.priority)
+  local num_tenants = count('ZCARD', lines) + (line == 0 and 1 or 0)
+  local num_before, num_held = 0, 0
+  for i, lane in ipairs(LANES) do
+    local held = tonumber(redis.call('HGET', 'num_held', lane) or 0)
+    num_held = num_held + held
+    if i <= rank then num_before = num_before + held end
+  end
+  num_before = math.min(num_before, (line + 1) * num_tenants)
+  local wait = num_before * tonumber(redis.call('GET', 'pace_ms') or 0)
+  local rate = tonumber(ARGV[4])
+  if rate > 0 then
+    local share = num_held > 0 and num_before / num_held or 1
+    local owed = tonumber(redis.call('GET', 'owed_tokens') or 0)
+    wait = math.max(wait, 1000 * owed * share / rate)
+  end
+  return math.floor(wait)
+end
+
+local function num_open(name)
+  redis.call('ZREMRANGEBYSCORE', name, '-inf', now - 3600000)  -- left over from a lost key
+  return count('ZCARD', name)
+end
+
+-- (What is full, how many there are), or nothing.
+local function find_full(wait)
+  local mine = 'open:tenant:' .. f.tenant
+  local model = 'open:model:' .. f.model
+  if limits[3] > 0 and num_open(mine) >= limits[3] then return 'tenant', limits[3] end
+  if limits[4] > 0 and num_open(model) >= limits[4] then return 'model', limits[4] end
+  -- Batches leave the last quarter of the waiting room to others.
+  local num_seats = f.priority == '9' and math.ceil(0.75 * limits[1]) or limits[1]
+  if limits[1] > 0 and open >= s.all_places + num_seats then return 'waiting', open - s.all_places end
+  local owed = tonumber(redis.call('GET', 'owed_tokens') or 0)
+  if limits[2] > 0 and owed > 0 and owed + tonumber(f.num_prompt) > limits[2] then return 'tokens', owed end
+  if wait > tonumber(f.queue_deadline_ms) then return 'deadline', open end
+end
+
+local wait = predicted_wait_ms()
+local what, num = find_full(wait)
+if what then
+  redis.call('HINCRBY', 'counters', 'refused', 1)
+  return {'full', what, wait, num}
+end
+local deadline = now + tonumber(f.total_deadline_ms)
+redis.call('HSET', key, 'attempt', 1, 'losses', 0, 'created_ms', now, 'deadline_ms', deadline,
+  'owed', f.num_prompt, 'state', 'queued', 'owner', '', 'queue', queue, 'queued_ms', now,
+  unpack(ARGV, 9))
+redis.call('EXPIRE', key, ARGV[3])
+redis.call('INCRBY', 'owed_tokens', f.num_prompt)
+redis.call('ZADD', 'open:tenant:' .. f.tenant, deadline, id)
+redis.call('ZADD', 'open:model:' .. f.model, deadline, id)
 redis.call('HINCRBY', 'counters', 'submitted', 1)
-return {'ok', waiting}
+local out = {}
+if queue ~= UNPLACED and count('SCARD', 'held') == 0 and has_room(s, rank) then
+  redis.call('ZADD', 'waiting:' .. queue, now, id)
+  redis.call('SADD', 'queues', queue)
+  release(id, queue, f.priority, now, out)
+else
+  line_up(id, queue, now, now, out)
+end
+redis.call('ZADD', 'deadlines', due_ms(id, now, true), id)
+release_all(out)
+return {'ok', '', 0, out}

@@ -200,7 +200,15 @@ def test_another_model_is_unknown() -> None:
     assert (caught.value.status, caught.value.param) == (404, "model")
 
 
-@pytest.mark.parametrize("body", [{"messages": USER_X}, {"prompt": "x"}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": USER_X},
+        {"prompt": "x"},
+        {"messages": USER_X, "prompt": None},
+        {"messages": None, "prompt": "x"},
+    ],
+)
 def test_a_job_takes_messages_or_a_prompt(body: dict[str, Any]) -> None:
     generation = intake().build(AnswerKind.JOB, {"model": "m", **body}, Caller())
     assert generation.answer_id == generation.requests[0].request_id
@@ -214,7 +222,95 @@ def test_a_job_has_one_answer(body: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    "body", [{"prompt": "x", "logprobs": 0}, {"messages": USER_X, "logprobs": True}]
+)
+def test_a_job_has_no_logprobs_and_says_so(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        intake().build(AnswerKind.JOB, {"model": "m", **body}, Caller())
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "logprobs")
+
+
 def test_tool_calls_need_a_template_that_shows_them() -> None:
     messages = [*USER_X, {"role": "assistant", "tool_calls": [{"id": "1"}]}]
     error = refusal_of_chat(messages=messages)
     assert (error.code, error.param) == ("unsupported_parameter", "messages[1].tool_calls")
+
+
+def test_options_of_sampling_reach_the_request() -> None:
+    sampling = (
+        chat(
+            min_p=0.1,
+            repetition_penalty=1.2,
+            presence_penalty=-0.5,
+            frequency_penalty=0.25,
+            logit_bias={"65": -100, "66": 1},
+            min_tokens=3,
+            skip_special_tokens=False,
+            include_stop_str_in_output=True,
+        )
+        .requests[0]
+        .sampling
+    )
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-0.5, 0.25)
+    assert sampling.logit_bias == ((65, -100.0), (66, 1.0))
+    assert sampling.min_tokens == 3
+    assert sampling.changes_logits
+    assert not sampling.skip_special_tokens
+    assert sampling.include_stop_str_in_output
+    assert not chat().requests[0].sampling.changes_logits
+
+
+def test_bad_words_are_spelled_at_a_start_and_behind_a_space() -> None:
+    assert chat(bad_words=["ab", " c"]).requests[0].sampling.bad_words == (
+        (97, 98),
+        (32, 97, 98),
+        (32, 99),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {"260": 1}}, "logit_bias"),
+        ({"stop_token_ids": [260]}, "stop_token_ids"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_an_option_that_fits_neither_model_nor_request_is_refused(
+    fields: dict[str, Any], param: str
+) -> None:
+    error = refusal_of_chat(**fields)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_no_token_at_all_is_for_an_echo_only() -> None:
+    generation = complete(prompt="x" * CONTEXT, echo=True, max_tokens=0, logprobs=1)
+    sampling = generation.requests[0].sampling
+    assert (sampling.max_tokens, sampling.scores_prompt) == (0, True)
+    assert not complete(echo=True).requests[0].sampling.scores_prompt
+    with pytest.raises(RequestRefused) as caught:
+        complete(max_tokens=0)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(ContextExceeded):
+        complete(prompt="x" * (CONTEXT + 1), echo=True, max_tokens=0)
+
+
+def test_a_job_and_a_chat_have_no_echo() -> None:
+    assert refusal_of_chat(echo=True).param == "echo"
+    with pytest.raises(RequestRefused) as caught:
+        intake().build(AnswerKind.JOB, {"model": "m", "prompt": "x", "echo": True}, Caller())
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "echo")
+
+
+def test_an_echo_is_the_text_that_was_sent_or_what_its_tokens_spell() -> None:
+    generation = complete(prompt=["a<eos>", "b"], n=2, echo=True)
+    assert [generation.echo_of(index).text for index in range(4)] == ["a<eos>", "a<eos>", "b", "b"]  # type: ignore[union-attr]
+    ids = complete(prompt=[97, EOS_ID, 0xC3, 0xA9, 0xC3], echo=True).echo_of(0)
+    assert ids is not None
+    assert ids.text == "a<eos>\u00e9\ufffd"
+    empty = complete(prompt="", echo=True).echo_of(0)
+    assert empty is not None
+    assert (empty.text, empty.offsets(ByteVocabulary())) == ("", (0,))
+    assert complete().echo_of(0) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.intake.detokenizer import Detokenizer, StopMatcher
+from pipeline.intake.detokenizer import Detokenizer, StopMatcher, TextRules
 from pipeline.intake.vocabulary import ByteVocabulary
 from pipeline.script_book import BASE_VOCAB_SIZE, EOS_ID
 
@@ -15,7 +15,7 @@ REPLACEMENT = "\ufffd"
 def spoken(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], str]:
     """What each piece lets go as one token, and what comes at the end."""
     vocabulary = ByteVocabulary(pieces)
-    detokenizer = Detokenizer(vocabulary, stop)
+    detokenizer = Detokenizer(vocabulary, TextRules(tuple(stop)))
     chunks = [detokenizer.feed(BASE_VOCAB_SIZE + rank) for rank in range(len(pieces))]
     return chunks, detokenizer.finish()
 
@@ -91,7 +91,7 @@ def test_control_tokens_have_no_text() -> None:
 
 def test_the_stop_matcher_is_true_from_the_completing_token_on() -> None:
     pieces = [b"Answer 42", b"\nOb", b"serv", b"ation: x"]
-    matcher = StopMatcher(ByteVocabulary(pieces), ["\nObservation"])
+    matcher = StopMatcher(ByteVocabulary(pieces), TextRules(("\nObservation",)))
     ids = range(BASE_VOCAB_SIZE, BASE_VOCAB_SIZE + 4)
     assert [matcher.feed(token_id) for token_id in ids] == [False, False, False, True]
     assert matcher.feed(ord("x"))
@@ -99,7 +99,7 @@ def test_the_stop_matcher_is_true_from_the_completing_token_on() -> None:
 
 def test_a_stop_string_with_a_cut_character_is_found() -> None:
     pieces = [b"ok", "é".encode()[:1], "é".encode()[1:], b"!"]
-    matcher = StopMatcher(ByteVocabulary(pieces), ["é!"])
+    matcher = StopMatcher(ByteVocabulary(pieces), TextRules(("é!",)))
     ids = range(BASE_VOCAB_SIZE, BASE_VOCAB_SIZE + 4)
     assert [matcher.feed(token_id) for token_id in ids] == [False, False, False, True]
 
@@ -124,3 +124,32 @@ def test_no_text_from_the_first_complete_stop_string_on_comes_out(
     assert not any(text in out for text in stop)
     if not any(text in whole for text in stop):
         assert out == whole
+
+
+def spoken_by(rules: TextRules, *pieces: bytes) -> str:
+    vocabulary = ByteVocabulary(pieces)
+    detokenizer = Detokenizer(vocabulary, rules)
+    text = "".join([detokenizer.feed(BASE_VOCAB_SIZE + rank) for rank in range(len(pieces))])
+    return text + detokenizer.finish()
+
+
+def test_a_stop_string_that_is_wanted_ends_the_text() -> None:
+    assert spoken_by(TextRules(("END",), shows_stop=True), b"aE", b"NDb", b"c") == "aEND"
+    assert spoken_by(TextRules(("bcd", "bc"), shows_stop=True), b"abcd") == "abc"
+
+
+def test_text_of_the_first_tokens_stops_nothing() -> None:
+    rules = TextRules(("b",), min_tokens=2)
+    assert spoken_by(rules, b"ab", b"ab", b"ab", b"c") == "ababa"
+    matcher = StopMatcher(ByteVocabulary(), rules)
+    assert [matcher.feed(token) for token in b"bbab"] == [False, False, False, True]
+
+
+def test_a_stop_string_across_the_least_number_of_tokens_is_found() -> None:
+    assert spoken_by(TextRules(("xyz",), min_tokens=2), b"xyz", b" x", b"yz", b"c") == "xyz "
+
+
+def test_control_tokens_have_a_text_only_where_it_is_wanted() -> None:
+    vocabulary = ByteVocabulary()
+    assert Detokenizer(vocabulary).feed(EOS_ID) == ""
+    assert Detokenizer(vocabulary, TextRules(shows_special=True)).feed(EOS_ID) == "<eos>"

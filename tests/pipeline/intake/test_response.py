@@ -16,7 +16,7 @@ from pipeline.intake.response import AnswerShape, ChoiceCollector
 from pipeline.intake.vocabulary import ByteVocabulary
 from pipeline.protocol.failure import Ending, FailureCode, FinishReason
 from pipeline.protocol.sampling import SamplingParams
-from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
+from pipeline.protocol.stream import PromptScored, RequestUsage, StreamEnded, TokensArrived
 from pipeline.protocol.tokens import TokenRecord
 from pipeline.script_book import BASE_VOCAB_SIZE
 
@@ -149,3 +149,44 @@ def test_the_tier_is_named_when_it_was_asked_for() -> None:
     assert "service_tier" not in answered(AnswerKind.CHAT)
     assert answered(AnswerKind.CHAT, service_tier="auto")["service_tier"] == "default"
     assert answered(AnswerKind.CHAT, service_tier="flex")["service_tier"] == "flex"
+
+
+def echoed(scores: list[TokenRecord] | None, **body: Any) -> dict[str, Any]:
+    generation, vocabulary = built(AnswerKind.COMPLETION, echo=True, **body)
+    collector = ChoiceCollector(generation.requests[0].sampling, vocabulary, generation.echo_of(0))
+    if scores is not None:
+        collector.feed(PromptScored(scores))
+    collector.feed(TokensArrived(0, [TokenRecord(ord("!"), -0.25, ((ord("?"), -0.5),))]))
+    collector.feed(StreamEnded(STOP, RequestUsage(3, 1, 0)))
+    answer: dict[str, Any] = AnswerShape(generation, vocabulary).whole([collector.outcome])
+    return answer["choices"][0]  # type: ignore[no-any-return]
+
+
+def test_an_echo_stands_before_the_answer() -> None:
+    choice = echoed(None, prompt="abc")
+    assert (choice["text"], choice["logprobs"]) == ("abc!", None)
+
+
+def test_scores_of_the_prompt_stand_before_those_of_the_answer() -> None:
+    scores = [TokenRecord(0xA9, -1.0, ((97, -0.5),)), TokenRecord(99, -2.0, ((99, -2.0),))]
+    choice = echoed(scores, prompt=[0xC3, 0xA9, 99], logprobs=1)
+    assert choice["text"] == "\u00e9c!"
+    assert choice["logprobs"] == {
+        "tokens": ["bytes:\\xc3", "bytes:\\xa9", "c", "!"],
+        "token_logprobs": [None, -1.0, -2.0, -0.25],
+        "top_logprobs": [
+            None,
+            {"a": -0.5, "bytes:\\xa9": -1.0},
+            {"c": -2.0},
+            {"?": -0.5, "!": -0.25},
+        ],
+        "text_offset": [0, 0, 1, 2],
+    }
+
+
+def test_a_control_token_that_is_shown_has_its_log_probability() -> None:
+    vocabulary = ByteVocabulary()
+    sampling = SamplingParams(max_tokens=9, num_logprobs=0, skip_special_tokens=False)
+    piece = AnswerText(vocabulary, sampling).feed(TokenRecord(256, -1.0))
+    assert piece is not None
+    assert (piece.text, len(piece.tokens)) == ("<bos>", 1)

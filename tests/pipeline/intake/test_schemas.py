@@ -43,6 +43,29 @@ BASE: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
         ("stop_token_ids", [-1]),
         ("stop_token_ids", 5),
         ("ignore_eos", "true"),
+        ("min_p", 1.01),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 11),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", False),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", []),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"\u0661": 1}),
+        ("logit_bias", {"1": 100.1}),
+        ("logit_bias", {"1": float("nan")}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"1": None}),
+        ("logit_bias", {str(number): 1 for number in range(1025)}),
+        ("min_tokens", -1),
+        ("min_tokens", 1.5),
+        ("bad_words", "x"),
+        ("bad_words", [""]),
+        ("bad_words", [["x"]]),
+        ("skip_special_tokens", 0),
+        ("include_stop_str_in_output", "no"),
         ("top_logprobs", 21),
         ("logprobs", 1),
         ("priority", 4),
@@ -76,6 +99,17 @@ def test_a_value_that_a_field_may_not_have_is_refused_and_named(field: str, valu
         ("stop", ["a", "b", "c", "d"]),
         ("stop", []),
         ("seed", -1),
+        ("min_p", 0),
+        ("min_p", 1),
+        ("repetition_penalty", 0.1),
+        ("presence_penalty", -2),
+        ("frequency_penalty", 2),
+        ("logit_bias", {}),
+        ("logit_bias", {"1": -100, "2": 100, "3": 0.5}),
+        ("min_tokens", 0),
+        ("bad_words", []),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
         ("stream", True),
     ],
 )
@@ -92,13 +126,10 @@ def test_a_value_at_the_edge_is_taken(field: str, value: object) -> None:
         ("response_format", {"type": "json_object"}),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
-        ("presence_penalty", 0.5),
-        ("logit_bias", {"1": 5}),
         ("best_of", 2),
         ("echo", True),
         ("store", True),
-        ("min_tokens", 3),
-        ("repetition_penalty", 1.1),
+        ("spaces_between_special_tokens", False),
         ("guided_json", {}),
         ("kv_transfer_params", {}),
         ("chat_template", "x"),
@@ -119,13 +150,9 @@ def test_what_would_change_the_answer_is_refused(field: str, value: object) -> N
         ("tool_choice", "none"),
         ("response_format", {"type": "text"}),
         ("modalities", ["text"]),
-        ("presence_penalty", 0),
-        ("frequency_penalty", 0.0),
-        ("logit_bias", {}),
         ("best_of", 1),
         ("echo", False),
         ("store", False),
-        ("repetition_penalty", 1.0),
         ("chat_template_kwargs", {}),
         ("stream_options", None),
     ],
@@ -139,7 +166,7 @@ def test_a_neutral_value_of_an_unsupported_field_is_taken_in_silence(
 
 def test_a_boolean_is_not_a_neutral_number() -> None:
     with pytest.raises(UnsupportedField):
-        parse_chat({**BASE, "presence_penalty": False})
+        parse_chat({**BASE, "best_of": True})
 
 
 def test_fields_without_effect_are_named() -> None:
@@ -155,6 +182,12 @@ def test_best_of_may_equal_n() -> None:
     parse_completion({"model": "m", "prompt": "x", "n": 2, "best_of": 2})
     with pytest.raises(UnsupportedField):
         parse_completion({"model": "m", "prompt": "x", "n": 2, "best_of": 3})
+
+
+@pytest.mark.parametrize("n", [2, None])
+def test_best_of_is_never_less_or_more_than_n(n: int | None) -> None:
+    with pytest.raises(UnsupportedField):
+        parse_completion({"model": "m", "prompt": "x", "n": n, "best_of": 1 if n else 2})
 
 
 @pytest.mark.parametrize("stream", [{}, {"stream": False}])

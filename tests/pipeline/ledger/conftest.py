@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 import redis
 
+from pipeline.ledger.admission import AdmissionLimits
 from pipeline.ledger.client_ledger import ClientLedger
 from pipeline.ledger.store import connect, connect_async
 from pipeline.ledger.worker_ledger import WorkerLedger
@@ -32,7 +33,7 @@ def worker_ledger(client: redis.Redis) -> WorkerLedger:
 async def client_ledger(redis_url: str) -> AsyncIterator[ClientLedger]:
     """The gateway's side; three may wait."""
     connection = connect_async(redis_url)
-    yield ClientLedger(connection, max_waiting=3, retention_s=60)
+    yield ClientLedger(connection, limits=AdmissionLimits(max_waiting=3), retention_s=60)
     await connection.aclose()
 
 

@@ -10,6 +10,7 @@ import redis
 from pipeline.errors import Overloaded, RequestExists, StoreUnavailable
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint
 from pipeline.ledger.client_ledger import ClientLedger
+from pipeline.ledger.messages import QueueMessage
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import LogWrite, StepReply, WorkerLedger
 from pipeline.protocol.failure import Ending, FailureCode, FinishReason
@@ -187,7 +188,8 @@ async def test_a_hand_over_passes_log_and_tail_on(
     claim(worker_ledger)
     write(worker_ledger, "w1", 0, 65)
 
-    assert worker_ledger.hand_over("r1", "w1", 1, "decode.a", TailHint(1, 3)) == 3
+    sent = worker_ledger.hand_over("r1", "w1", 1, "decode.a", TailHint(1, 3))
+    assert sent == [QueueMessage("r1", "decode.a", 3)]
     assert worker_ledger.hand_over("r1", "w1", 1, "decode.a", None) is None
 
     decoding = claim(worker_ledger, "w2", "decode.a")
@@ -260,6 +262,7 @@ async def test_a_queue_deadline_fails_only_what_still_waits(
     await client_ledger.submit(make_request("r1"), "prefill", "gateway:g")
     await client_ledger.submit(make_request("r2"), "prefill", "gateway:g")
     client.zadd("deadlines", {"r1": 1})
+    client.hset("request:r1", "queue_deadline_ms", 0)
 
     assert not worker_ledger.expire("r2", FailureCode.QUEUE_TIMEOUT)
     assert worker_ledger.expire("r1", FailureCode.QUEUE_TIMEOUT)
@@ -273,7 +276,7 @@ async def test_a_request_moves_between_queues_once(
 ) -> None:
     await client_ledger.submit(make_request(), "unplaced", "gateway:g")
 
-    assert worker_ledger.place("r1", "unplaced", "decode.a") == 3
+    assert worker_ledger.place("r1", "unplaced", "decode.a") == []
     assert worker_ledger.place("r1", "unplaced", "decode.b") is None
     claim(worker_ledger, "w1", "decode.a")
 

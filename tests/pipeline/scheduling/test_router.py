@@ -78,3 +78,12 @@ def test_a_queue_counts_as_served_until_its_workers_are_dead() -> None:
 
     assert fleet(decode, age_s=DEAD_S - 0.1).served_queues() == {"decode.a"}
     assert fleet(decode, age_s=DEAD_S + 0.1).served_queues() == set()
+
+
+def test_a_heartbeat_of_another_build_is_listed_and_gets_no_work() -> None:
+    beats = {b"d1": msgpack.packb([100_000, b'{"role": "spectator"}'])}
+    strange = Fleet.decode(beats, 100_100)
+
+    assert set(strange.workers) == {"d1"}
+    assert choose_decode(strange) is None
+    assert strange.served_queues() == set()

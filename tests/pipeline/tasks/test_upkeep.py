@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.ledger.admission import AdmissionLimits
 from pipeline.ledger.claim import ClaimedRequest
 from pipeline.ledger.client_ledger import ClientLedger
+from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, connect_async
 from pipeline.ledger.worker_ledger import WorkerLedger
@@ -51,8 +53,9 @@ class Shop:
         self.client.delete(f"lease:{worker}")
 
     def age(self, request_id: str, queue: str, by_ms: int) -> None:
-        """Make a request have waited longer."""
-        self.client.zincrby(f"waiting:{queue}", -by_ms, request_id)
+        """Make a released request have waited longer."""
+        self.client.zincrby(f"released:{queue}:3", -by_ms, request_id)
+        self.client.hincrby(f"request:{request_id}", "released_ms", -by_ms)
 
     def field(self, request_id: str, name: str) -> str:
         return (self.client.hget(f"request:{request_id}", name) or b"").decode()
@@ -65,10 +68,9 @@ async def shop(redis_url: str) -> AsyncIterator[Shop]:
     ledger = WorkerLedger(client, max_attempts=3, retention_s=60)
     overview = LedgerOverview(client)
     app = make_app(redis_url)
-    upkeep = Upkeep("u1", overview, ledger, Publisher(app), 4.0)
-    yield Shop(
-        client, ClientLedger(connection, max_waiting=9, retention_s=60), ledger, overview, upkeep
-    )
+    upkeep = Upkeep("u1", overview, ledger, Publisher(app), 4.0, FaultLog(client))
+    gateway = ClientLedger(connection, limits=AdmissionLimits(9), retention_s=60)
+    yield Shop(client, gateway, ledger, overview, upkeep)
     app.close()
     await connection.aclose()
     client.close()
@@ -160,6 +162,8 @@ async def test_an_overdue_request_ends_with_the_reason(shop: Shop) -> None:
     await shop.submit("r1", "prefill")
     await shop.submit("r2", "decode.gone")
     shop.client.zadd("deadlines", {"r1": 1, "r2": 1})
+    for request_id in ("r1", "r2"):
+        shop.client.hset(f"request:{request_id}", "queue_deadline_ms", 0)
 
     shop.upkeep.tick(100.0)
 
@@ -172,6 +176,7 @@ async def test_a_stuck_worker_loses_a_request_that_is_past_its_deadline(shop: Sh
     await shop.submit("r1", "decode.a")
     shop.ledger.claim("r1", "d1", ("decode.a",))
     shop.client.zadd("deadlines", {"r1": 1})
+    shop.client.hset("request:r1", "deadline_ms", 1)
 
     shop.upkeep.tick(100.0)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RequestUnknown
+from pipeline.ledger.admission import AdmissionLimits
 from pipeline.ledger.claim import ClaimedRequest
 from pipeline.ledger.client_ledger import ClientLedger
 from pipeline.ledger.store import connect, connect_async
@@ -65,8 +66,8 @@ class Line:
 @pytest.fixture
 async def line(redis_url: str) -> AsyncIterator[Line]:
     client = connect(redis_url)
-    connection, hub_connection = connect_async(redis_url), connect_async(redis_url)
-    ledger = ClientLedger(connection, max_waiting=9, retention_s=60)
+    connection, hub_connection = connect_async(redis_url), connect_async(redis_url, num_retries=0)
+    ledger = ClientLedger(connection, limits=AdmissionLimits(9), retention_s=60)
     hub = TokenHub(hub_connection, ledger, "g1", give_up_after_s=60)
     worker = WorkerLedger(client, max_attempts=3, retention_s=60)
     await hub.start()
@@ -106,6 +107,8 @@ async def test_a_follower_can_begin_anywhere_also_after_the_end(line: Line) -> N
 async def test_a_cut_subscription_costs_no_token(line: Line) -> None:
     await line.submit()
     following = asyncio.create_task(line.follow())
+    line.write(1)
+    await line.until_got(1)
     for _ in range(5):
         line.write(2)
         line.client.client_kill_filter(_type="pubsub")
@@ -198,3 +201,16 @@ async def test_log_probabilities_travel_with_their_tokens(line: Line) -> None:
 
     events = [e async for e in line.hub.follow("r1", first_index=1, num_logprobs=1)]
     assert events[0] == TokensArrived(1, [record])
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_a_follower_that_is_cancelled_ends_at_once(line: Line, num_turns: int) -> None:
+    await line.submit()
+    following = asyncio.create_task(line.follow())
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    following.cancel()
+    _, alive = await asyncio.wait([following], timeout=0.5)
+
+    assert not alive
+    assert line.hub.num_streams == 0

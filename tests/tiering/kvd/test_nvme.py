@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 10_000
 PAGE_BYTES = 4096
-STRIDE_BYTES = PAGE_BYTES + 12_288
+SLOT_BYTES = 12_288
+STRIDE_BYTES = SLOT_BYTES + PAGE_BYTES  # in a file this small a unit is one slot and its header
 KEYS = [bytes([number]) * 16 for number in range(1, 13)]
 Eventually = Callable[[Callable[[], bool]], None]
 
@@ -101,8 +102,7 @@ def test_what_was_written_back_survives_a_sigkill(kvd: KvdProcess, eventually: E
 
 def test_without_the_first_block_of_a_chain_nothing_is_found(kvd: KvdProcess) -> None:
     fill_disk(kvd)
-    offset = slot_offset(kvd.slab_path, KEYS[0])
-    overwrite(kvd.slab_path, offset, bytes(PAGE_BYTES))
+    overwrite(kvd.slab_path, header_offset(kvd.slab_path, KEYS[0]), bytes(PAGE_BYTES))
     kvd.start(num_nvme_slots=16)
     client = kvd.client()
     assert client.find(KEYS) == 0
@@ -165,9 +165,14 @@ def test_a_file_of_another_layout_is_cut_anew(kvd: KvdProcess) -> None:
 # damage
 
 
-def slot_offset(path: Path, key: bytes) -> int:
-    """Where the slot of this key begins in the file."""
+def header_offset(path: Path, key: bytes) -> int:
+    """Where the header of the slot of this key begins in the file."""
     return path.read_bytes().index(key) // PAGE_BYTES * PAGE_BYTES
+
+
+def slot_offset(path: Path, key: bytes) -> int:
+    """Where the payload before that header begins."""
+    return header_offset(path, key) - SLOT_BYTES
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:
@@ -184,19 +189,19 @@ def flip(path: Path, offset: int) -> None:
 
 
 def flip_one_byte_in_each_of_ten_slots(path: Path) -> None:
-    header = (0, 9, 13, 30, 50, 62, 70, 80)
-    payload = (PAGE_BYTES, PAGE_BYTES + BLOCK_BYTES // 2)
+    header = [SLOT_BYTES + place for place in (0, 9, 13, 30, 50, 62, 70, 90)]
+    payload = [0, BLOCK_BYTES // 2]
     for key, inside in zip(KEYS, header + payload, strict=False):
         flip(path, slot_offset(path, key) + inside)
 
 
 def flip_padding(path: Path) -> None:
-    flip(path, slot_offset(path, KEYS[0]) + PAGE_BYTES - 1)
+    flip(path, slot_offset(path, KEYS[0]) + SLOT_BYTES - 1)
     flip(path, slot_offset(path, KEYS[1]) + STRIDE_BYTES - 1)
 
 
 def flip_last_payload_byte(path: Path) -> None:
-    flip(path, slot_offset(path, KEYS[5]) + PAGE_BYTES + BLOCK_BYTES - 1)
+    flip(path, slot_offset(path, KEYS[5]) + BLOCK_BYTES - 1)
 
 
 def swap_slots(path: Path) -> None:
@@ -207,8 +212,7 @@ def swap_slots(path: Path) -> None:
 
 
 def swap_payloads(path: Path) -> None:
-    first = slot_offset(path, KEYS[2]) + PAGE_BYTES
-    second = slot_offset(path, KEYS[7]) + PAGE_BYTES
+    first, second = slot_offset(path, KEYS[2]), slot_offset(path, KEYS[7])
     data = path.read_bytes()
     overwrite(path, first, data[second : second + BLOCK_BYTES])
     overwrite(path, second, data[first : first + BLOCK_BYTES])
@@ -320,6 +324,24 @@ def test_a_file_that_may_not_be_read_turns_the_tier_off(kvd: KvdProcess, tmp_pat
     assert len(kvd.find_events("nvme_unusable")) == 1
     put(client, KEYS)
     assert check(client, KEYS) == 12
+
+
+def test_a_file_that_becomes_usable_is_taken_into_use_without_a_restart(
+    kvd: KvdProcess, tmp_path: Path, eventually: Eventually
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    kvd.start(num_nvme_slots=16, nvme_path=blocked / "slab", nvme_retry_s=0.3)
+    client = kvd.client()
+    put(client, KEYS)
+    assert nvme(client).health == "off"
+    blocked.unlink()
+    eventually(lambda: nvme(client).health == "on")
+    assert nvme(client).num_slots == 16
+    assert check(client, KEYS) == 12
+    assert kvd.stop() == 0
+    kvd.start(num_nvme_slots=16, nvme_path=blocked / "slab")
+    assert check(kvd.client(), KEYS, tier="nvme") == 12
 
 
 # full disks

@@ -7,14 +7,16 @@ import errno
 import mmap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tiering.block_stamp import BlockStamp
+from tiering.errors import SlotCorrupt
 from tiering.kvd.node_cache import NodeCache
+from tiering.kvd.nvme_limits import NvmeLimits
 from tiering.kvd.nvme_tier import NvmeHealth, NvmeTier, StoreResult
 from tiering.kvd.write_back import CacheLimits
 from tiering.stores.block_store import ByteArray, payload_checksum
@@ -34,13 +36,17 @@ class SickSlab(NvmeSlab):
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def write(self, slot: int, stamp: BlockStamp, payload: ByteArray) -> None:
+    def write_run(
+        self, slot: int, stamps: Sequence[BlockStamp], payloads: Sequence[ByteArray]
+    ) -> None:
         self._fall_ill()
-        super().write(slot, stamp, payload)
+        super().write_run(slot, stamps, payloads)
 
-    def read(self, slot: int, stamp: BlockStamp, into: ByteArray) -> None:
+    def read_run(
+        self, slot: int, stamps: Sequence[BlockStamp], into: Sequence[ByteArray]
+    ) -> list[SlotCorrupt | None]:
         self._fall_ill()
-        super().read(slot, stamp, into)
+        return super().read_run(slot, stamps, into)
 
     def _fall_ill(self) -> None:
         self.may_answer.wait(30)
@@ -69,8 +75,10 @@ def is_stuck(tier: NvmeTier) -> bool:
     return tier.has_stuck_io
 
 
-async def open_tier(slab: SickSlab, num_blocks: int = 0) -> NvmeTier:
-    tier = NvmeTier(slab)
+async def open_tier(
+    slab: NvmeSlab, num_blocks: int = 0, limits: NvmeLimits | None = None
+) -> NvmeTier:
+    tier = NvmeTier(slab, limits)
     tier.lay_out(BLOCK_BYTES)
     for number in range(num_blocks):
         assert await tier.store(*make_block(number)) is StoreResult.STORED
@@ -78,13 +86,14 @@ async def open_tier(slab: SickSlab, num_blocks: int = 0) -> NvmeTier:
 
 
 @pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EIO])
-async def test_a_refused_write_makes_the_tier_read_only_for_good(
+async def test_a_refused_write_makes_the_tier_read_only_until_its_pause_is_over(
     slab: SickSlab, error_number: int
 ) -> None:
     tier = await open_tier(slab, num_blocks=3)
     slab.error_number = error_number
     assert await tier.store(*make_block(9)) is StoreResult.REFUSED
     slab.error_number = 0
+    tier.keep_watch(time.monotonic() + 29, io_timeout_s=2)
     assert tier.health is NvmeHealth.READ_ONLY
     assert await tier.store(*make_block(9)) is StoreResult.REFUSED
     block = tier.pin(key_of(1))
@@ -93,6 +102,9 @@ async def test_a_refused_write_makes_the_tier_read_only_for_good(
     assert await tier.fetch(block, into) is not None
     assert (into == 1).all()
     assert tier.stats().num_stores_dropped == 1
+    tier.keep_watch(time.monotonic() + 31, io_timeout_s=2)
+    assert tier.is_writable
+    assert await tier.store(*make_block(9)) is StoreResult.STORED
     tier.close()
 
 
@@ -108,6 +120,9 @@ async def test_reads_that_keep_failing_turn_the_tier_off(slab: SickSlab) -> None
     assert tier.health is NvmeHealth.OFF
     assert num_tried == 8
     assert not tier.has(key_of(11))
+    slab.error_number = 0
+    tier.keep_watch(time.monotonic() + 31, io_timeout_s=2)
+    assert tier.has(key_of(11))
     tier.close()
 
 

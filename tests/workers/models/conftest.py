@@ -5,58 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from pipeline.script_book import Script, ScriptBook
+from tests.workers.models.tiny_models import tiny_configs
 from workers.model import ModelRunner
 from workers.models.digest import DigestRunner
 from workers.models.load import load_runner
 from workers.models.script import ScriptRunner
-
-TINY: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
-def tiny_configs() -> dict[str, Any]:
-    without_head_dim = {**TINY, "hidden_size": 96}
-    del without_head_dim["head_dim"]
-    return {
-        "llama": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
-        "llama3": transformers.LlamaConfig(
-            **TINY, rope_parameters=LLAMA3_ROPE, attention_bias=True, mlp_bias=True
-        ),
-        "linear": transformers.LlamaConfig(
-            **TINY, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
-        ),
-        "qwen2": transformers.Qwen2Config(**without_head_dim),
-        "qwen3": transformers.Qwen3Config(**TINY, tie_word_embeddings=True),
-    }
-
-
-TINY_NAMES = ("llama", "llama3", "linear", "qwen2", "qwen3")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -66,7 +25,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes (once) the directory of a tiny model, by its name in TINY_NAMES."""
+    """Makes (once) the directory of a tiny model, by its name in tiny_configs()."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -84,7 +43,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
-EXACT_ENGINES = ["digest", "script", "torch-float32"]
+EXACT_ENGINES = ["digest", "script", "torch-float32", "torch-auto"]
 
 
 @pytest.fixture(params=EXACT_ENGINES)

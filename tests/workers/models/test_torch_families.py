@@ -14,11 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.workers.models.tiny_models import TINY_NAMES
 from workers.models.bench import EngineBench
 from workers.models.errors import ModelFilesMissing, ModelRefused
 from workers.models.load import load_runner
 
-NAMES = ("llama", "llama3", "linear", "qwen2", "qwen3")
 PROMPT = [5, 77, 130, 9, 250, 31, 8] * 20
 MakeModel = Callable[[str], Path]
 
@@ -30,7 +30,7 @@ def oracle(directory: Path, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_NAMES)
 def test_logits_equal_those_of_hugging_face(name: str, tiny_model: MakeModel) -> None:
     directory = tiny_model(name)
     bench = EngineBench(load_runner("torch", directory))
@@ -42,7 +42,7 @@ def test_logits_equal_those_of_hugging_face(name: str, tiny_model: MakeModel) ->
         np.testing.assert_allclose(logits[0], expected[lane.num_computed - 1], atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_NAMES)
 def test_greedy_tokens_equal_those_of_hugging_face(name: str, tiny_model: MakeModel) -> None:
     directory = tiny_model(name)
     tokens = EngineBench(load_runner("torch", directory)).generate(PROMPT, 40).tokens
@@ -52,7 +52,7 @@ def test_greedy_tokens_equal_those_of_hugging_face(name: str, tiny_model: MakeMo
     assert tokens[len(PROMPT) :] == expected[len(PROMPT) - 1 : -1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TINY_NAMES)
 def test_bfloat16_stays_near_float32(name: str, tiny_model: MakeModel) -> None:
     directory = tiny_model(name)
     bench = EngineBench(load_runner("torch", directory, dtype="bfloat16"))
@@ -97,9 +97,9 @@ def copied(directory: Path, target: Path, **changes: Any) -> Path:
     [
         ({"model_type": "mamba"}, "family mamba"),
         ({"hidden_act": "gelu"}, "activation"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "sliding window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "full attention"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2}}, "yarn"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "full and sliding attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "no sliding attention"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "causal"),

@@ -1,4 +1,4 @@
-"""Matrix products with weights that are packed once.
+"""Matrix products with weights that oneDNN packs once.
 
 On the CPU oneDNN's own order of the weights makes a product 1.5 to 3 times as fast as torch's
 (measured with float32 and bfloat16 on Zen 4, one thread); the operators are private to torch, so a
@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 _ROWS_HINT = 8  # the packed order serves any number of rows; this one is the commonest
 
 
-class Linear:
+class PackedWeight:
     """A weight (out, in) and a bias (out) or none."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -23,11 +23,11 @@ class Linear:
         self._num_out = weight.shape[0]
         self._dtype = weight.dtype
         self._bias = bias
-        self._is_packed = _can_pack(weight.dtype)
+        self._is_packed = _can_pack(weight)
         self._weight = _pack(weight) if self._is_packed else weight
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Products of `inputs` (T, in), of any float type; (T, out) in the weight's type."""
+    def products(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(T, out) of `inputs` (T, in), in the weight's type."""
         inputs = inputs.to(self._dtype)
         if not self._is_packed:
             return linear(inputs, self._weight, self._bias)
@@ -39,13 +39,15 @@ class Linear:
         return cast("torch.Tensor", product)
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+def _can_pack(weight: torch.Tensor) -> bool:
     operators = torch.ops.mkldnn
-    if not _has_onednn() or not hasattr(operators, "_linear_pointwise"):
+    if weight.device.type != "cpu" or not _has_onednn():
         return False
-    if dtype == torch.bfloat16:
+    if not hasattr(operators, "_linear_pointwise"):
+        return False
+    if weight.dtype == torch.bfloat16:
         return bool(operators._is_mkldnn_bf16_supported())  # noqa: SLF001
-    return dtype == torch.float32
+    return weight.dtype == torch.float32
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:

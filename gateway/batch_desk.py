@@ -1,0 +1,86 @@
+"""Files and batches of one gateway process: the stores, a thread pool for them, and the runner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from gateway.auth import tenant_salt
+from pipeline.batch.batch_store import BatchStore
+from pipeline.batch.conductor import BatchConductor, BatchStores, Pipeline
+from pipeline.batch.database import Database
+from pipeline.batch.file_storage import FileStorage
+from pipeline.batch.file_store import FileStore
+from pipeline.batch.line_store import LineStore
+from pipeline.client import PipelineClient
+from pipeline.intake.build import Caller, Intake
+from pipeline.ledger.store import connect_async
+from pipeline.settings import PipelineSettings
+
+_STORE_THREADS = 4
+_LEASE_CONNECTIONS = 2
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+class BatchDesk:
+    """What the routes of files and batches work with."""
+
+    def __init__(self, settings: PipelineSettings, client: PipelineClient, intake: Intake) -> None:
+        folder = settings.data_dir.expanduser().absolute()
+        url = settings.database_url or f"sqlite:///{folder / 'batches' / 'batches.sqlite'}"
+        self._database = Database(url)
+        storage = FileStorage(settings.files_url or (folder / "batches" / "files").as_uri())
+        self.files = FileStore(self._database, storage)
+        self.batches = BatchStore(self._database, deadline_s=settings.batch_deadline_s)
+        self._storing = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="files")
+        self._conductor = BatchConductor(
+            BatchStores(self.files, self.batches, LineStore(self._database)),
+            # Half of a queue's places stay free for those who wait in person.
+            Pipeline(client, intake, _caller, max(1, settings.max_waiting // 2)),
+            connect_async(settings.redis_url, max_connections=_LEASE_CONNECTIONS),
+        )
+
+    async def start(self) -> None:
+        """Bring the database up to date and take part in running batches.
+
+        Raises:
+            DatabaseAway: it cannot be opened.
+        """
+        await self.store(self._database.migrate)
+        await self._conductor.start()
+
+    async def close(self) -> None:
+        """Stop all that `start` began. Requests go on; another process follows them."""
+        await self._conductor.close()
+        self._storing.shutdown(wait=True)
+        self._database.close()
+
+    @property
+    def num_lines_in_flight(self) -> int:
+        """Lines of batches that this process has in the pipeline."""
+        return self._conductor.num_in_flight
+
+    def wake(self) -> None:
+        """A batch has come or changed: the runner, if it is ours, looks at once."""
+        self._conductor.wake()
+
+    async def store(
+        self, call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
+    ) -> _Result:
+        """Run a call of the stores in a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._storing, partial(call, *args, **kwargs))
+
+
+def now_s() -> int:
+    """Unix time."""
+    return int(time.time())
+
+
+def _caller(tenant: str) -> Caller:
+    return Caller(tenant, tenant_salt(tenant))

@@ -1,0 +1,51 @@
+"""The workers' numbers as their heartbeats tell them, so that one scrape shows the whole pipeline."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from pipeline.scheduling.fleet import Fleet
+
+_PREFIX = "pointsman_worker_"
+_GAUGES = {
+    "sequences_running": "Sequences that hold blocks",
+    "sequences_waiting": "Sequences that wait for blocks",
+    "kv_blocks_used": "Blocks of the HBM pool that sequences hold",
+    "kv_blocks_cached": "Blocks of the HBM pool kept for reuse",
+    "kv_blocks": "Blocks of the HBM pool",
+    "prefill_tokens": "Prompt tokens computed since the worker started",
+    "decode_tokens": "Output tokens computed since the worker started",
+    "cached_tokens": "Prompt tokens found in a cache since the worker started",
+    "heartbeat_age_seconds": "Age of the last heartbeat",
+}
+
+
+class WorkerMetrics:
+    """Gauges per living worker; a worker that is gone takes its series along."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._gauges = {
+            name: Gauge(_PREFIX + name, text, ("worker", "role"), registry=registry)
+            for name, text in _GAUGES.items()
+        }
+
+    def observe(self, fleet: Fleet) -> None:
+        """Show this fleet and nothing else."""
+        for gauge in self._gauges.values():
+            gauge.clear()
+        for name, state in fleet.workers.items():
+            values = {
+                "sequences_running": state.num_running,
+                "sequences_waiting": state.num_waiting,
+                "kv_blocks_used": state.num_used_blocks,
+                "kv_blocks_cached": state.num_cached_blocks,
+                "kv_blocks": state.num_blocks,
+                "prefill_tokens": state.num_prefill_tokens,
+                "decode_tokens": state.num_decode_tokens,
+                "cached_tokens": state.num_cached_tokens,
+                "heartbeat_age_seconds": fleet.ages_s[name],
+            }
+            # Without the part that differs from start to start: series must not pile up.
+            labels = (name.partition("#")[0], str(state.role))
+            for key, value in values.items():
+                self._gauges[key].labels(*labels).set(value)

@@ -1,0 +1,1 @@
+"""The database's history, for Alembic; run by `pipeline.batch.database` at every start."""

@@ -1,0 +1,136 @@
+"""The options of `pointsman status`, `dlq` and `redis-acl`: what an operator asks of a pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from pipeline.cli import dlq
+from pipeline.cli.data_directory import DataDirectory, default_path, write_private
+from pipeline.cli.embedded_redis import url_of_running
+from pipeline.cli.errors import CommandRefused
+from pipeline.cli.redis_acl import AclUser, acl_file, setuser_line
+from pipeline.cli.status import as_screen, read_status
+from pipeline.errors import PipelineError
+
+_T = TypeVar("_T")
+_WIDE = 200  # columns where there is no terminal
+
+dlq_app = typer.Typer(
+    help="Dead letters: requests that lost too many workers.", no_args_is_help=True
+)
+
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        help="The pipeline's Redis. POINTSMAN_REDIS_URL goes before the data directory.",
+        show_default="that of `pointsman serve` in the data directory",
+    ),
+]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", show_default=str(default_path()), help="Of `serve`.")
+]
+RequestId = Annotated[str, typer.Argument(metavar="REQUEST", help="An id that `dlq ls` shows.")]
+
+
+def status_command(redis_url: RedisUrl = None, data_dir: DataDir = None) -> None:
+    """One screen: workers and leases, queues, tiers, counts, the last faults."""
+    url = _url(redis_url, data_dir)
+    console = Console()
+    width = None if console.is_terminal else _WIDE
+    Console(width=width).print(_asked(lambda: as_screen(read_status(url))))
+
+
+@dlq_app.command("ls")
+def ls_command(redis_url: RedisUrl = None, data_dir: DataDir = None) -> None:
+    """List them, the newest first."""
+    url = _url(redis_url, data_dir)
+    console = Console()
+    width = None if console.is_terminal else _WIDE
+    Console(width=width).print(_asked(lambda: dlq.list_letters(url)))
+
+
+@dlq_app.command("show")
+def show_command(
+    request_id: RequestId, redis_url: RedisUrl = None, data_dir: DataDir = None
+) -> None:
+    """Show one; never its prompt."""
+    url = _url(redis_url, data_dir)
+    typer.echo(_asked(lambda: dlq.show_letter(url, request_id)))
+
+
+@dlq_app.command("retry")
+def retry_command(
+    request_id: RequestId, redis_url: RedisUrl = None, data_dir: DataDir = None
+) -> None:
+    """Queue one again; it goes on after the tokens that it has."""
+    url = _url(redis_url, data_dir)
+    queue = _asked(lambda: dlq.retry_letter(url, request_id))
+    typer.echo(f"{request_id} waits in {queue}")
+
+
+@dlq_app.command("drop")
+def drop_command(
+    request_id: RequestId, redis_url: RedisUrl = None, data_dir: DataDir = None
+) -> None:
+    """Forget one and its prompt."""
+    url = _url(redis_url, data_dir)
+    _asked(lambda: dlq.drop_letter(url, request_id))
+    typer.echo(f"{request_id} is dropped")
+
+
+def redis_acl_command(
+    out: Annotated[
+        Path | None, typer.Option(help="Write a file for `redis-server --aclfile` instead.")
+    ] = None,
+    owner: Annotated[
+        int | None, typer.Option(help="User id that may read the file.", show_default="you")
+    ] = None,
+) -> None:
+    """Print the Redis users of gateway, worker and Flower, as ACL SETUSER lines.
+
+    Passwords come from REDIS_GATEWAY_PASSWORD, REDIS_WORKER_PASSWORD, REDIS_FLOWER_PASSWORD, and for
+    a file REDIS_PASSWORD (the administrator); what is printed holds their SHA-256 only.
+    """
+    passwords = {user: _secret(f"REDIS_{user.name}_PASSWORD") for user in AclUser}
+    if out is None:
+        for user, password in passwords.items():
+            typer.echo(setuser_line(user, password))
+        return
+    write_private(out, acl_file(passwords, _secret("REDIS_PASSWORD")))
+    if owner is not None:
+        os.chown(out, owner, -1)
+
+
+def _secret(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise _refusal(f"{name} is not set")
+    return value
+
+
+def _url(redis_url: str | None, data_dir: Path | None) -> str:
+    directory = DataDirectory(data_dir or default_path())
+    url = redis_url or os.environ.get("POINTSMAN_REDIS_URL") or url_of_running(directory.redis)
+    if url is None:
+        raise _refusal(f"no Redis in {directory.redis}; give --redis-url or --data-dir")
+    return url
+
+
+def _asked(question: Callable[[], _T]) -> _T:
+    try:
+        return question()
+    except (CommandRefused, PipelineError) as error:
+        raise _refusal(str(error)) from error
+
+
+def _refusal(message: str) -> typer.Exit:
+    Console(stderr=True).print(Text(f"pointsman: {message}"), soft_wrap=True)
+    return typer.Exit(1)

@@ -1,0 +1,67 @@
+"""Configs of tiny models, one or more of each family, for random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+TINY: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
+
+def tiny_configs() -> dict[str, Any]:
+    without_head_dim = {**TINY, "hidden_size": 96}
+    del without_head_dim["head_dim"]
+    return {
+        "llama": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
+        "llama3": transformers.LlamaConfig(
+            **TINY, rope_parameters=LLAMA3_ROPE, attention_bias=True, mlp_bias=True
+        ),
+        "linear": transformers.LlamaConfig(
+            **TINY, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
+        ),
+        "yarn": transformers.LlamaConfig(**TINY, rope_parameters=YARN_ROPE),
+        "mistral": transformers.MistralConfig(**TINY, sliding_window=37),
+        "phi3": transformers.Phi3Config(**without_head_dim, pad_token_id=0, sliding_window=90),
+        "phi3-partial": transformers.Phi3Config(
+            **without_head_dim, pad_token_id=0, rope_parameters=PARTIAL_ROPE
+        ),
+        "qwen2": transformers.Qwen2Config(**without_head_dim),
+        "qwen2-window": transformers.Qwen2Config(
+            **without_head_dim, use_sliding_window=True, sliding_window=20, max_window_layers=1
+        ),
+        "qwen3": transformers.Qwen3Config(**TINY, tie_word_embeddings=True),
+        "smollm3": transformers.SmolLM3Config(
+            **TINY, pad_token_id=0, no_rope_layer_interval=2, tie_word_embeddings=True
+        ),
+    }
+
+
+TINY_NAMES = tuple(tiny_configs())

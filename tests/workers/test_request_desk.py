@@ -1,0 +1,197 @@
+"""The desk, the sink and the engine on a real ledger: each request runs once, at its newest attempt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pipeline.ledger.admission import AdmissionLimits
+from pipeline.ledger.claim import TailHint
+from pipeline.ledger.client_ledger import ClientLedger
+from pipeline.ledger.store import connect, connect_async
+from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.protocol.request import Request
+from pipeline.protocol.sampling import SamplingParams
+from pipeline.tasks.results import TaskResult
+from tests.flow.rig import wait_until
+from workers.kv_mover import NoCache
+from workers.models.digest import DigestRunner
+from workers.request_desk import RequestDesk
+from workers.sequence import Sequence
+from workers.settings import EngineSettings
+from workers.step_loop import Engine
+from workers.token_sink import TokenSink
+
+QUEUE = "decode.a"
+STEP_MS = 5.0
+
+
+@dataclass
+class Slip:
+    """A ticket that remembers."""
+
+    admitted: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+    results: list[TaskResult] = field(default_factory=list)
+
+    def on_admitted(self) -> None:
+        self.admitted.set()
+
+    def on_done(self, result: TaskResult) -> None:
+        self.results.append(result)
+        self.done.set()
+
+    def outcome(self) -> str:
+        assert self.done.wait(10)
+        assert len(self.results) == 1
+        return self.results[0]["outcome"]
+
+
+@dataclass
+class Office:
+    """A worker without Celery."""
+
+    client: Any
+    ledger: WorkerLedger
+    desk: RequestDesk
+    sink: TokenSink
+    engine: Engine
+
+    def open(self, request_id: str = "r1") -> Slip:
+        slip = Slip()
+        self.desk.open(request_id, slip)
+        return slip
+
+    def num_logged(self, request_id: str = "r1") -> int:
+        return int(self.client.strlen(f"tokens:{request_id}")) // 4
+
+
+def never_hand_over(sequence: Sequence, tail: TailHint | None) -> bool:
+    raise AssertionError(f"{sequence.request_id} is not to be handed over")
+
+
+@pytest.fixture
+def office(redis_url: str) -> Iterator[Office]:
+    client = connect(redis_url)
+    ledger = WorkerLedger(client, max_attempts=3, retention_s=60)
+    desk = RequestDesk("w1", (QUEUE,), False, ledger, lambda salt: salt.encode().ljust(32, b"."))
+    sink = TokenSink("w1", ledger, desk, never_hand_over, lambda _: None)
+    runner = DigestRunner(step_delay_ms=STEP_MS)
+    engine = Engine(runner, EngineSettings(num_blocks=256), NoCache(), sink, lambda _: None)
+    desk.engine, desk.sink = engine, sink
+    engine.start()
+    assert engine.ready.wait(10)
+    sink.start()
+    yield Office(client, ledger, desk, sink, engine)
+    engine.stop(0)
+    sink.close()
+    client.close()
+
+
+@pytest.fixture
+async def gateway(redis_url: str) -> AsyncIterator[ClientLedger]:
+    connection = connect_async(redis_url)
+    yield ClientLedger(connection, limits=AdmissionLimits(9), retention_s=60)
+    await connection.aclose()
+
+
+async def submit(gateway: ClientLedger, max_tokens: int = 400) -> None:
+    request = Request("r1", "m", [65, 66], SamplingParams(max_tokens=max_tokens, temperature=0))
+    await gateway.submit(request, QUEUE, "gateway:g")
+
+
+async def test_a_request_runs_to_its_end(office: Office, gateway: ClientLedger) -> None:
+    await submit(gateway, max_tokens=5)
+    slip = office.open()
+
+    assert slip.outcome() == "finished"
+    assert slip.admitted.is_set()
+    assert slip.results[0]["output_tokens"] == office.num_logged() == 5
+    assert office.desk.num_open == 0
+
+
+async def test_a_message_that_comes_twice_runs_nothing_twice(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway, max_tokens=40)
+    first = office.open()
+    assert first.admitted.wait(10)
+    second = office.open()
+
+    assert second.outcome() == "ignored"
+    assert first.outcome() == "finished"
+    assert office.num_logged() == 40
+
+
+async def test_an_unknown_request_is_done_at_once(office: Office) -> None:
+    assert office.open("nobody").outcome() == "ignored"
+
+
+async def test_a_worker_taken_for_dead_gets_its_request_back_at_the_newer_attempt(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway, max_tokens=100)
+    old = office.open()
+    wait_until(lambda: office.num_logged() >= 5)
+    assert office.ledger.requeue_lost("r1", "w1", QUEUE) is not None
+    new = office.open()
+
+    assert old.outcome() == "superseded"
+    assert new.outcome() == "finished"
+    assert office.num_logged() == 100
+    assert (office.client.hget("request:r1", "attempt") or b"").decode() == "2"
+
+
+async def test_a_request_that_was_taken_away_stops_here(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway)
+    slip = office.open()
+    wait_until(lambda: office.num_logged() >= 3)
+    assert office.ledger.requeue_lost("r1", "w1", QUEUE) is not None
+
+    assert slip.outcome() == "superseded"
+    wait_until(lambda: office.engine.stats().running == 0)
+
+
+async def test_a_log_that_the_store_lost_is_written_again_whole(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway, max_tokens=60)
+    slip = office.open()
+    wait_until(lambda: office.num_logged() >= 10)
+    office.client.delete("tokens:r1")
+
+    assert slip.outcome() == "finished"
+    assert office.num_logged() == 60
+
+
+async def test_a_cancelled_request_ends_within_a_few_steps(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway)
+    slip = office.open()
+    wait_until(lambda: office.num_logged() >= 3)
+    await gateway.cancel("r1")
+
+    assert slip.outcome() == "ignored"
+    assert slip.results[0]["ending"] == "cancelled"
+    assert office.num_logged() < 40
+
+
+async def test_what_is_given_back_can_be_claimed_by_another(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway)
+    slip = office.open()
+    wait_until(lambda: office.num_logged() >= 3)
+    left = office.engine.stop(0)
+    office.desk.give_back(left, QUEUE)
+
+    assert slip.outcome() == "superseded"
+    assert (office.client.hget("request:r1", "state") or b"").decode() == "queued"
+    assert (office.client.hget("request:r1", "losses") or b"").decode() == "0"

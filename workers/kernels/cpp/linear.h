@@ -1,0 +1,144 @@
+// Linear layers over packed weights, and the two row-wise operators around them.
+#pragma once
+
+#include <cmath>
+
+#include "panel.h"
+#include "thread_pool.h"
+
+namespace pointsman {
+
+// What becomes of a row's 32 sums. `columns`: how many of them are real, at `column` of the row.
+struct Store {
+  float* target;
+  int64_t stride;
+  void operator()(int64_t row, int64_t column, int64_t columns, __m512 left, __m512 right) const {
+    float* at = target + row * stride + column;
+    _mm512_mask_storeu_ps(at, mask16(columns), left);
+    _mm512_mask_storeu_ps(at + 16, mask16(columns - 16), right);
+  }
+};
+
+struct Add {
+  float* target;
+  int64_t stride;
+  void operator()(int64_t row, int64_t column, int64_t columns, __m512 left, __m512 right) const {
+    float* at = target + row * stride + column;
+    const __mmask16 first = mask16(columns), second = mask16(columns - 16);
+    left = _mm512_add_ps(left, _mm512_maskz_loadu_ps(first, at));
+    right = _mm512_add_ps(right, _mm512_maskz_loadu_ps(second, at + 16));
+    _mm512_mask_storeu_ps(at, first, left);
+    _mm512_mask_storeu_ps(at + 16, second, right);
+  }
+};
+
+// A panel holds 16 gates and the 16 values they gate; silu(gate) * value is one result.
+struct Gate {
+  bf16* target;
+  int64_t stride;
+  void operator()(int64_t row, int64_t column, int64_t columns, __m512 left, __m512 right) const {
+    store_narrow(target + row * stride + column / 2, mask16(columns / 2),
+                 _mm512_mul_ps(silu(left), right));
+  }
+};
+
+// Panels of 32 columns over num_inputs, zeros after num_columns; float32 bias of all panels, or
+// null. A gated layer counts gates and gated values as columns.
+// Mirrored field by field in native.py, as Norm and Table are.
+struct Weight {
+  int64_t num_inputs;
+  int64_t num_columns;
+  const bf16* panels;
+  const float* bias;
+};
+
+// Calls finish for each row of `inputs`, bf16 [num_rows][num_inputs], and each panel.
+template <typename Finish>
+void multiply(const Weight& weight, int64_t num_rows, const bf16* inputs, const Finish& finish) {
+  if (num_rows == 0) return;
+  const int64_t num_inputs = weight.num_inputs;
+  const int64_t num_panels = (weight.num_columns + kPanelColumns - 1) / kPanelColumns;
+  ThreadPool& pool = ThreadPool::instance();
+  const int64_t panels_per_task = std::max<int64_t>(1, num_panels / (16 * pool.num_threads()));
+  const int64_t num_tasks = (num_panels + panels_per_task - 1) / panels_per_task;
+  const int64_t num_groups = (num_rows + kMaxRows - 1) / kMaxRows;
+  pool.run(num_tasks, [&](int64_t task) {
+    const int64_t last = std::min(num_panels, (task + 1) * panels_per_task);
+    for (int64_t panel = task * panels_per_task; panel < last; ++panel) {
+      const bf16* pairs = weight.panels + panel * num_inputs * kPanelColumns;
+      const float* bias = weight.bias ? weight.bias + panel * kPanelColumns : nullptr;
+      const __m512 left = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+      const __m512 right = bias ? _mm512_loadu_ps(bias + 16) : _mm512_setzero_ps();
+      const int64_t column = panel * kPanelColumns;
+      for (int64_t group = 0; group < num_groups; ++group) {  // groups of nearly equal size
+        const int64_t first = num_rows * group / num_groups;
+        const int64_t end = num_rows * (group + 1) / num_groups;
+        with_rows(static_cast<int>(end - first), [&]<int Rows>() {
+          __m512 sums[Rows][2];
+          for (int row = 0; row < Rows; ++row) sums[row][0] = left, sums[row][1] = right;
+          const bf16* rows = inputs + first * num_inputs;
+          if (group == 0) {
+            add_products<Rows, true>(rows, num_inputs, pairs, num_inputs / 2, sums);
+          } else {
+            add_products<Rows>(rows, num_inputs, pairs, num_inputs / 2, sums);
+          }
+          for (int row = 0; row < Rows; ++row) {
+            finish(first + row, column, weight.num_columns - column, sums[row][0], sums[row][1]);
+          }
+        });
+      }
+    }
+  });
+}
+
+struct Norm {
+  int64_t width;
+  const float* weight;
+  float epsilon;
+};
+
+// target = rows / root mean square * weight, in bf16.
+inline void rms_norm(const Norm& norm, int64_t num_rows, const float* rows, bf16* target) {
+  const int64_t width = norm.width;
+  constexpr int64_t kRowsPerTask = 8;
+  const int64_t num_tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
+  ThreadPool::instance().run(num_tasks, [&](int64_t task) {
+    const int64_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
+    for (int64_t row = task * kRowsPerTask; row < last; ++row) {
+      const float* source = rows + row * width;
+      __m512 squares = _mm512_setzero_ps();
+      for (int64_t at = 0; at < width; at += 16) {
+        const __m512 values = _mm512_maskz_loadu_ps(mask16(width - at), source + at);
+        squares = _mm512_fmadd_ps(values, values, squares);
+      }
+      const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(width);
+      const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + norm.epsilon));
+      for (int64_t at = 0; at < width; at += 16) {
+        const __mmask16 mask = mask16(width - at);
+        const __m512 values = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, source + at), scale);
+        store_narrow(target + row * width + at, mask,
+                     _mm512_mul_ps(values, _mm512_maskz_loadu_ps(mask, norm.weight + at)));
+      }
+    }
+  });
+}
+
+struct Table {
+  int64_t width;
+  const bf16* rows;
+};
+
+// target[row] = table[ids[row]], widened to float32.
+inline void embed(const Table& table, int64_t num_rows, const int64_t* ids, float* target) {
+  const int64_t width = table.width;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const bf16* source = table.rows + ids[row] * width;
+    for (int64_t at = 0; at < width; at += 16) {
+      const __mmask16 mask = mask16(width - at);
+      const __m256i values = _mm256_maskz_loadu_epi16(mask, source + at);
+      _mm512_mask_storeu_ps(target + row * width + at, mask, widen(values));
+    }
+  }
+}
+
+}  // namespace pointsman

@@ -1,0 +1,83 @@
+"""The tensors that a step passes from operator to operator, kept from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from workers.models.families import DecoderConfig
+
+_MAX_KEPT_LOGITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Buffers of T rows. `stream`, `qkv` are float32, the others in the operators' type.
+
+    stream, normed (T, hidden); qkv (T, heads + 2 * kv_heads, head_dim); queries, attended
+    (T, heads, head_dim); gated (T, intermediate).
+    """
+
+    stream: torch.Tensor
+    normed: torch.Tensor
+    qkv: torch.Tensor
+    queries: torch.Tensor
+    attended: torch.Tensor
+    gated: torch.Tensor
+
+    @property
+    def merged(self) -> torch.Tensor:
+        """`attended` as (T, heads * head_dim)."""
+        return self.attended.flatten(1)
+
+
+class ActivationBuffers:
+    """Grows to the largest step and then allocates nothing."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+        self._config = config
+        self._dtype = dtype
+        self.generation = 0  # counts the times that the rows' memory moved
+        self._whole = self._make(0)
+        self._views = self._whole
+        self._logits = torch.empty((0, config.vocab_size))
+
+    def rows(self, num_rows: int) -> Activations:
+        """Buffers of this many rows; their content is that of any earlier step."""
+        if num_rows > len(self._whole.stream):
+            self._whole = self._make(num_rows)
+            self.generation += 1
+        if num_rows != len(self._views.stream):
+            whole = self._whole
+            self._views = Activations(
+                whole.stream[:num_rows],
+                whole.normed[:num_rows],
+                whole.qkv[:num_rows],
+                whole.queries[:num_rows],
+                whole.attended[:num_rows],
+                whole.gated[:num_rows],
+            )
+        return self._views
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """float32 (num_rows, vocab_size), the same memory each time; many rows get their own."""
+        if num_rows > len(self._logits):
+            logits = torch.empty((num_rows, self._config.vocab_size))
+            if num_rows > _MAX_KEPT_LOGITS:  # a prompt is scored, which is rare
+                return logits
+            self._logits = logits
+        return self._logits[:num_rows]
+
+    def _make(self, num_rows: int) -> Activations:
+        config, dtype = self._config, self._dtype
+        num_all = config.num_heads + 2 * config.num_kv_heads
+        heads = (num_rows, config.num_heads, config.head_dim)
+        return Activations(
+            stream=torch.empty((num_rows, config.hidden_size)),
+            normed=torch.empty((num_rows, config.hidden_size), dtype=dtype),
+            qkv=torch.empty((num_rows, num_all, config.head_dim)),
+            queries=torch.empty(heads, dtype=dtype),
+            attended=torch.empty(heads, dtype=dtype),
+            gated=torch.empty((num_rows, config.intermediate_size), dtype=dtype),
+        )
