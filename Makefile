@@ -12,8 +12,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUICK := not gpu and not slow
 
+# The flow tests run whole pipelines and look at the clock: one at a time.
+define QUICK_TESTS
+$(BIN)/python -m pytest -m "$(QUICK)" -n 2 --dist loadfile --ignore tests/flow
+$(BIN)/python -m pytest -m "$(QUICK)" tests/flow
+endef
+
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-slow check clean
+.PHONY: help install serve test test-slow chaos check clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
@@ -31,17 +37,20 @@ serve: install
 	@exec $(BIN)/pointsman serve $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -m "$(QUICK)"
+	$(QUICK_TESTS)
 
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+chaos: install
+	$(BIN)/python -m tests.chaos.run
 
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "$(QUICK)"
+	$(QUICK_TESTS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

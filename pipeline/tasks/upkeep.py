@@ -25,7 +25,7 @@ from pipeline.tasks.publisher import Publisher
 log = structlog.get_logger(__name__)
 
 TICK_S = 0.25
-LEADER_MS = 1_500
+LEADER_MS = 900
 LOST_MESSAGE_MS = 1_000
 BATCH = 500
 MAX_REMEMBERED = 10 * BATCH

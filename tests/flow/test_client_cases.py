@@ -199,8 +199,8 @@ def test_c164_errors_are_typed_and_not_asked_again(rig: Rig, sdk: openai.OpenAI)
     for call in (
         lambda: sdk.embeddings.create(model=MODEL, input="x"),
         lambda: sdk.responses.create(model=MODEL, input="x"),
-        sdk.files.list,
-        sdk.batches.list,
+        sdk.fine_tuning.jobs.list,
+        lambda: sdk.moderations.create(input="x"),
     ):
         with pytest.raises(openai.NotFoundError) as missing:
             call()

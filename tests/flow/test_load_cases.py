@@ -283,7 +283,8 @@ async def test_c081_a_gap_between_tokens_ends_a_stream_long_before_the_total(
         rig.thaw("both-0")
     assert transcript.error is not None
     assert transcript.error["code"] == "timeout"
-    assert 1.8 < waited_s < 2.8
+    # The frozen worker may have led the upkeep: another takes the lead within a second.
+    assert 1.8 < waited_s < 3.6
     await asyncio.to_thread(rig.wait_at_rest)
 
 
