@@ -40,7 +40,7 @@ test: install
 	$(QUICK_TESTS)
 
 test-slow: install
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
 chaos: install
 	$(BIN)/python -m tests.chaos.run

@@ -176,7 +176,7 @@ async def test_c129_a_killed_prefill_worker_is_replaced_within_the_bound(rig: Ri
     rig.wait_at_rest()
 
 
-@pytest.mark.parametrize("moment_ms", [0, 5, 20, 40, 60])
+@pytest.mark.parametrize("moment_ms", [0, 20, 60])
 async def test_c129_a_prefill_worker_killed_at_any_moment_harms_no_answer(
     rig: Rig, moment_ms: int
 ) -> None:
