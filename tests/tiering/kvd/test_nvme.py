@@ -114,9 +114,13 @@ def test_a_working_set_above_both_tiers_stays_under_the_caps(kvd: KvdProcess) ->
     kvd.start(num_dram_slots=8, num_nvme_slots=8)
     client = kvd.client()
     keys = [bytes([number]) * 16 for number in range(1, 200)]
-    for start in range(0, len(keys), 4):
-        put(client, keys[start : start + 4])
-        check(client, keys[max(start - 8, 0) : start])
+    # How many blocks reach the disk depends on its speed: spills that cannot keep up are shed.
+    for _ in range(20):
+        for start in range(0, len(keys), 4):
+            put(client, keys[start : start + 4])
+            check(client, keys[max(start - 8, 0) : start])
+        if client.stats().tiers["nvme"].evictions["capacity"] > 50:
+            break
     stats = client.stats()
     assert kvd.slab_path.stat().st_size == PAGE_BYTES + 8 * STRIDE_BYTES
     for tier in stats.tiers.values():
