@@ -10,19 +10,10 @@ import numpy as np
 import structlog
 
 from pipeline.protocol.failure import Ending
-from pipeline.protocol.tokens import TokenRecord
 from workers.batch import BatchBuilder, ScheduledChunk, advance
 from workers.block_flow import BlockFlow
 from workers.block_table import BlockPool
-from workers.endings import (
-    BROKEN,
-    CANCELLED,
-    LATE,
-    LENGTH,
-    STOP,
-    ending_after_token,
-    is_end_token,
-)
+from workers.endings import BROKEN, CANCELLED
 from workers.engine_port import (
     Cancel,
     Command,
@@ -34,10 +25,9 @@ from workers.engine_port import (
 from workers.engine_stats import EngineStats, StepMeter
 from workers.kv_jobs import KvMover, LoadJob, StoreJob
 from workers.model import ModelRunner
-from workers.run_setup import set_up_run
+from workers.run_book import RunBook
 from workers.scheduler import Scheduler
-from workers.sequence import Sequence, SequencePhase, StepOutput
-from workers.sequence_run import SequenceRun
+from workers.sequence import Sequence
 from workers.settings import EngineSettings
 from workers.step_runner import StepRunner
 from workers.stop_matching import StopMatcherFactory
@@ -71,8 +61,6 @@ class Engine:
         self._runner = runner
         self._settings = settings
         self._mover = mover
-        self._sink = sink
-        self._stop_matcher = stop_matcher
         self._blocks = BlockPool(settings.num_blocks)
         self._scheduler = Scheduler(self._blocks, settings)
         self._flow = BlockFlow(self._blocks, mover, settings)
@@ -81,11 +69,10 @@ class Engine:
         )
         self._steps = StepRunner(runner, batches)
         self._meter = StepMeter()
-        self._runs: dict[Sequence, SequenceRun] = {}
-        self._num_arrived = 0
+        self._book = RunBook(
+            self._scheduler, self._flow, self._meter, sink, runner.spec, stop_matcher
+        )
         self._num_failed_in_row = 0
-        self._outputs: list[StepOutput] = []
-        self._prefilled: list[SequenceRun] = []
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
         self._drain_until_s: float | None = None
@@ -139,8 +126,8 @@ class Engine:
         if self._thread.ident is not None:
             self._thread.join(drain_s + _LAST_STEP_S)
             if self._thread.is_alive():
-                log.error("engine_did_not_stop", num_sequences=len(self._runs))
-                return list(self._runs)
+                log.error("engine_did_not_stop", num_sequences=len(self._book))
+                return self._book.sequences
         self._has_ended = True
         late = [command.sequence for command in self._inbox if isinstance(command, Submit)]
         return self._cut_off + late
@@ -161,7 +148,7 @@ class Engine:
                 self._turn()
         except Exception:
             # The edge of this thread: the worker sees `failed` and gives its requests back.
-            log.exception("engine_failed", num_sequences=len(self._runs))
+            log.exception("engine_failed", num_sequences=len(self._book))
             self.failed.set()
         self.ready.set()
         self._let_go()
@@ -181,100 +168,37 @@ class Engine:
             return True
         if self._drain_until_s is None:
             return False
-        is_idle = not any(run.was_admitted for run in self._runs.values())
-        return is_idle or time.monotonic() >= self._drain_until_s
+        return self._book.is_idle or time.monotonic() >= self._drain_until_s
 
     def _turn(self) -> None:
         """Commands, admissions, one step, and word of it; waits if there was nothing to run."""
         self._wake.clear()
         while self._inbox:
             self._take(self._inbox.popleft())
-        self._end_late_runs()
-        self._admit()
+        self._book.end_late(time.monotonic())
+        self._book.admit(is_draining=self._drain_until_s is not None)
         plan = self._scheduler.plan_step(is_mover_busy=self._flow.is_busy)
         self._meter.num_preemptions += len(plan.preempted)
         for run in plan.unfit:
-            self._end(run, BROKEN)
+            self._book.end(run, BROKEN)
         if plan.chunks:
             self._step(plan.chunks)
-        self._tell()
+        self._book.tell()
         self._stats = self._snapshot()
         if not (plan.chunks or plan.unfit or plan.preempted):
-            self._wake.wait(_WATCHDOG_S if self._runs else None)
+            self._wake.wait(_WATCHDOG_S if self._book else None)
 
     def _take(self, command: Command) -> None:
         match command:
             case Submit(sequence):
-                self._accept(sequence)
+                self._book.accept(sequence, self._settings.speculation_tokens)
             case Cancel():
-                for sequence, run in list(self._runs.items()):
-                    if sequence.request_id == command.request_id and command.attempt in (
-                        None,
-                        sequence.attempt,
-                    ):
-                        self._end(run, command.ending, silent=command.silent)
+                self._book.cancel(command)
             case ForgetCached(done):
                 self._blocks.forget_cached()
                 done.set()
             case LoadJob() | StoreJob():
-                self._finish_move(command)
-
-    def _accept(self, sequence: Sequence) -> None:
-        """Let a new sequence wait, unless its end is known already."""
-        self._num_arrived += 1
-        run = SequenceRun(sequence, self._num_arrived)
-        self._runs[sequence] = run
-        self._scheduler.add(run)
-        ending = set_up_run(
-            run,
-            self._runner.spec,
-            self._flow,
-            self._stop_matcher,
-            self._settings.speculation_tokens,
-        )
-        if ending is None and not self._scheduler.fits(run):
-            log.error("sequence_never_fits", num_tokens=len(sequence.tokens))
-            ending = BROKEN
-        if ending is not None:
-            self._end(run, ending)
-
-    def _end_late_runs(self) -> None:
-        now_s = time.monotonic()
-        late = [
-            run
-            for sequence, run in self._runs.items()
-            if sequence.deadline_s is not None and sequence.deadline_s <= now_s
-        ]
-        for run in late:
-            self._end(run, LATE)
-
-    def _admit(self) -> None:
-        for run in self._scheduler.admit(is_draining=self._drain_until_s is not None):
-            if not run.was_admitted:
-                run.was_admitted = True
-                self._sink.on_admitted(run.sequence)
-            if not self._flow.begin_load(run):
-                self._start(run)
-
-    def _start(self, run: SequenceRun) -> None:
-        sequence = run.sequence
-        if not run.was_started:
-            run.was_started = True
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt_tokens)
-            self._meter.num_cached_tokens += sequence.num_cached
-        self._scheduler.start(run)
-
-    def _finish_move(self, job: LoadJob | StoreJob) -> None:
-        run = self._flow.finish(job)
-        if run is None:
-            return
-        if run.sequence.phase is SequencePhase.DONE:
-            self._scheduler.release(run)
-        elif isinstance(job, LoadJob):
-            self._flow.count_loaded(job, run)
-            self._start(run)
-        else:
-            self._finish_hand_over(run)
+                self._book.finish_move(command)
 
     def _step(self, chunks: list[ScheduledChunk]) -> None:
         started_s = time.perf_counter()
@@ -286,107 +210,24 @@ class Engine:
             self._num_failed_in_row += 1
             self._meter.num_failed_steps += 1
             for chunk in chunks:
-                self._end(chunk.run, BROKEN)
+                self._book.end(chunk.run, BROKEN)
             return
         self._num_failed_in_row = 0
         at_end = [chunk for chunk in chunks if chunk.reaches_end]
         num_tokens, num_decode = advance(chunks)
         self._flow.settle(chunk.run for chunk in chunks)
         for chunk, records in zip(at_end, result.tokens, strict=True):
-            self._extend(chunk, records)
+            self._book.extend(chunk, records)
         step_s = time.perf_counter() - started_s
         self._meter.count_step(num_tokens, num_decode, step_s, result.model_s)
 
-    def _extend(self, chunk: ScheduledChunk, records: list[TokenRecord]) -> None:
-        """Append a step's tokens to a sequence, up to one that ends it."""
-        run = chunk.run
-        if not records:
-            self._end(run, LENGTH)
-        if chunk.drafts and run.lookup is not None:
-            run.lookup.learn(len(chunk.drafts), len(records) - 1)
-            self._meter.count_drafts(len(chunk.drafts), len(records) - 1)
-        for number, record in enumerate(records):
-            if number:  # the one before was a draft that held: its KV is there
-                run.sequence.num_computed += 1
-            self._append(run, record)
-            if run.sequence.phase is SequencePhase.DONE:
-                break
-
-    def _append(self, run: SequenceRun, record: TokenRecord) -> None:
-        sequence = run.sequence
-        if is_end_token(sequence, record.token_id, self._runner.spec):
-            self._end(run, STOP)
-            return
-        sequence.tokens.append(record.token_id)
-        try:
-            ending = ending_after_token(sequence, run.stop_matcher, self._runner.spec)
-        except Exception:
-            log.exception("stop_matcher_failed", request_id=sequence.request_id)
-            ending = BROKEN
-        if ending is not None:
-            self._end(run, ending, record)
-            return
-        if run.rules is not None:
-            run.rules.add(record.token_id)
-        index = sequence.num_generated - 1
-        scores = run.take_prompt_records()
-        self._outputs.append(StepOutput(sequence, index, record, prompt_records=scores))
-        if sequence.hands_over:
-            self._prefilled.append(run)
-
-    def _tell(self) -> None:
-        """Pass on the step's outputs, then hand over what has its first token out."""
-        if self._outputs:
-            outputs, self._outputs = self._outputs, []
-            self._sink.on_step(outputs)
-        for run in self._prefilled:
-            self._scheduler.leave(run)
-            run.sequence.phase = SequencePhase.STORING
-            if not self._flow.begin_hand_over(run):
-                self._finish_hand_over(run)
-        self._prefilled.clear()
-
-    def _finish_hand_over(self, run: SequenceRun) -> None:
-        del self._runs[run.sequence]
-        run.sequence.phase = SequencePhase.DONE
-        self._scheduler.release(run)
-        self._meter.num_finished += 1
-        self._sink.on_prefilled(run.sequence)
-
-    def _end(
-        self,
-        run: SequenceRun,
-        ending: Ending,
-        record: TokenRecord | None = None,
-        *,
-        silent: bool = False,
-    ) -> None:
-        """The run's last word; its blocks go back now, or once a move under way has stopped."""
-        sequence = run.sequence
-        self._scheduler.leave(run)
-        sequence.phase = SequencePhase.DONE
-        sequence.ending = ending
-        if run.job is None:
-            self._scheduler.release(run)
-        else:
-            run.job.is_abandoned = True
-        del self._runs[sequence]
-        self._meter.num_finished += 1
-        if not silent:
-            index = sequence.num_generated - (record is not None)
-            scores = run.take_prompt_records()
-            self._outputs.append(StepOutput(sequence, index, record, ending, scores))
-
     def _let_go(self) -> None:
         """Stop the mover and give all blocks back; who still runs was cut off."""
-        self._cut_off = list(self._runs)
-        for run in list(self._runs.values()):
-            self._end(run, CANCELLED, silent=True)
-            run.sequence.ending = None
+        self._cut_off = self._book.cut_off()
         self._mover.stop()
         for command in list(self._inbox):
             if isinstance(command, LoadJob | StoreJob):
-                self._finish_move(command)
+                self._book.finish_move(command)
         self._stats = self._snapshot()
 
     def _snapshot(self) -> EngineStats:
