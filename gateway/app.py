@@ -23,6 +23,7 @@ from gateway.routes.generations import generation_routes
 from gateway.routes.jobs import job_routes
 from gateway.routes.models import model_routes
 from gateway.routes.ops import ops_routes
+from gateway.routes.tokens import token_routes
 from gateway.services import Services
 from gateway.settings import GatewaySettings
 from pipeline.client import PipelineClient
@@ -96,7 +97,7 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.services = services
-    makers = (generation_routes, model_routes, job_routes, ops_routes)
+    makers = (generation_routes, token_routes, model_routes, job_routes, ops_routes)
     routers = [make_routes(services) for make_routes in makers]
     routers += [make_routes(services, desk) for make_routes in (file_routes, batch_routes)]
     for router in routers:

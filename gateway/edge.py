@@ -1,4 +1,4 @@
-"""The outermost layer: a request id on every answer, a count of it, and a last resort."""
+"""The outermost layer: a request id and the key's limits on every answer, a count of it, and a last resort."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http_errors import Crashed, error_response
 from gateway.metrics import GatewayMetrics
+from gateway.rate_limits import RATE_HEADERS
 from gateway.streaming import ClientGone
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,9 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers.update(scope.get("state", {}).get(RATE_HEADERS, {}))
             await send(message)
 
         with structlog.contextvars.bound_contextvars(http_request_id=request_id):

@@ -7,6 +7,7 @@ RequestRefused (pipeline.intake.errors)
 ├── BodyTooLarge          413  request_too_large        → send less
 ├── MediaTypeUnsupported  415  unsupported_media_type   → send what it says, not compressed
 ├── HeadTooLarge          431  headers_too_large        → send fewer or shorter headers
+├── KeyReused             422  idempotency_key_reused   → another Idempotency-Key, or the same body
 ├── KeyRefused            401  invalid_api_key          → send Authorization: Bearer <key>
 ├── Draining              503  draining                 → another gateway, or later
 ├── RateLimited           429  rate_limit_exceeded      → after Retry-After
@@ -19,7 +20,7 @@ RequestRefused (pipeline.intake.errors)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request
@@ -81,6 +82,14 @@ class MediaTypeUnsupported(RequestRefused):
         super().__init__(415, INVALID_REQUEST, "unsupported_media_type", None, message)
 
 
+class KeyReused(RequestRefused):
+    """The idempotency key was used for another body."""
+
+    def __init__(self) -> None:
+        message = "This Idempotency-Key was used with another body."
+        super().__init__(422, INVALID_REQUEST, "idempotency_key_reused", None, message)
+
+
 class KeyRefused(RequestRefused):
     """No API key, or none that is known."""
 
@@ -100,9 +109,12 @@ class Draining(RequestRefused):
 class RateLimited(RequestRefused):
     """The key has spent what its window allows. `what` is `requests` or `tokens`."""
 
-    def __init__(self, what: str, limit: str, retry_after_s: int) -> None:
+    def __init__(
+        self, what: str, limit: str, retry_after_s: int, headers: Mapping[str, str]
+    ) -> None:
         message = f"The rate limit of this key is reached: {what}, {limit}."
         super().__init__(429, what, "rate_limit_exceeded", None, message)
+        self.headers = headers
         self.retry_after_s = min(max(retry_after_s, _MIN_RETRY_S), _MAX_RETRY_S)
 
 
@@ -167,6 +179,8 @@ def error_response(error: RequestRefused) -> Response:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = error.allowed
+    if isinstance(error, RateLimited):
+        headers.update(error.headers)
     if isinstance(error, KeyRefused):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(

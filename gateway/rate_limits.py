@@ -22,6 +22,7 @@ from pipeline.ledger.store import connect_async
 
 _RULE = re.compile(r"(?P<what>requests|tokens)=(?P<count>[1-9]\d*)/(?P<window_s>[1-9]\d*)s")
 MAX_CONNECTIONS = 8
+RATE_HEADERS = "rate_headers"  # in the state of an HTTP request: what its answer says of the limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,24 @@ class KeyLimits:
 NO_LIMITS = KeyLimits()
 
 
+@dataclass(frozen=True, slots=True)
+class RateStanding:
+    """What a key has left of one limit; `reset_s` seconds from now the window is a new one."""
+
+    what: str
+    limit: int
+    remaining: int
+    reset_s: int
+
+    def headers(self) -> dict[str, str]:
+        """In OpenAI's words."""
+        return {
+            f"x-ratelimit-limit-{self.what}": str(self.limit),
+            f"x-ratelimit-remaining-{self.what}": str(self.remaining),
+            f"x-ratelimit-reset-{self.what}": f"{self.reset_s}s",
+        }
+
+
 class RateLimiter:
     """Spends what keys have. A key is named by the digest of itself, never by itself."""
 
@@ -66,18 +85,21 @@ class RateLimiter:
         )
         self._limiter = SlidingWindowCounterRateLimiter(storage)
 
-    async def spend_request(self, limits: KeyLimits, key_id: str) -> None:
-        """Count one request.
+    async def spend_request(self, limits: KeyLimits, key_id: str) -> RateStanding | None:
+        """Count one request; None: there is no limit.
 
         Raises:
             RateLimited: the window is full.
             StoreUnavailable: Redis does not answer.
         """
-        if limits.requests is not None:
-            await self._spend(limits.requests, key_id, 1)
+        if limits.requests is None:
+            return None
+        return await self._spend(limits.requests, key_id, 1)
 
-    async def spend_tokens(self, limits: KeyLimits, key_id: str, num_tokens: int) -> None:
-        """Count tokens.
+    async def spend_tokens(
+        self, limits: KeyLimits, key_id: str, num_tokens: int
+    ) -> RateStanding | None:
+        """Count tokens; None: there is no limit.
 
         Raises:
             QuotaTooSmall: not even an empty window has so many.
@@ -85,21 +107,23 @@ class RateLimiter:
             StoreUnavailable: Redis does not answer.
         """
         if limits.tokens is None:
-            return
+            return None
         if num_tokens > limits.tokens.amount:
             raise QuotaTooSmall(limits.tokens.amount, num_tokens)
-        await self._spend(limits.tokens, key_id, num_tokens)
+        return await self._spend(limits.tokens, key_id, num_tokens)
 
-    async def _spend(self, item: RateLimitItem, key_id: str, count: int) -> None:
+    async def _spend(self, item: RateLimitItem, key_id: str, count: int) -> RateStanding:
         try:
-            if await self._limiter.hit(item, key_id, cost=count):
-                return
+            is_spent = await self._limiter.hit(item, key_id, cost=count)
             window = await self._limiter.get_window_stats(item, key_id)
         except StorageError as error:
             raise StoreUnavailable(f"{type(error).__name__}: {error}") from error
         # Both clocks are this host's: the storage tells the reset from the time that Redis has left.
-        wait_s = math.ceil(window.reset_time - time.time())
-        raise RateLimited(item.namespace, str(item), wait_s)
+        wait_s = max(0, math.ceil(window.reset_time - time.time()))
+        standing = RateStanding(item.namespace, item.amount, max(0, window.remaining), wait_s)
+        if not is_spent:
+            raise RateLimited(item.namespace, str(item), wait_s, standing.headers())
+        return standing
 
     async def close(self) -> None:
         """Close the connections."""

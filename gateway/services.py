@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -14,11 +15,13 @@ from gateway.auth import KeyRing
 from gateway.body import read_body
 from gateway.drain import Drain
 from gateway.metrics import GatewayMetrics
-from gateway.rate_limits import RateLimiter
+from gateway.rate_limits import RATE_HEADERS, RateLimiter, RateStanding
 from gateway.settings import GatewaySettings
 from pipeline.client import PipelineClient
 from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
 from pipeline.intake.json_body import parse_json_object
+
+_Built = TypeVar("_Built")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,19 @@ class Services:
         return self.keys.caller(request.headers.get("authorization"))
 
     async def accept(self, kind: AnswerKind, request: Request) -> Generation:
-        """Read, check and tokenize a request for new work, off the event loop.
+        """Read, check and tokenize a request for new work, and charge its key for it.
+
+        Raises:
+            RequestRefused: any of its subclasses.
+        """
+        generation = await self.read(request, partial(self.intake.build, kind))
+        await self.charge(request, generation)
+        return generation
+
+    async def read(
+        self, request: Request, build: Callable[[dict[str, Any], Caller], _Built]
+    ) -> _Built:
+        """What `build` makes of the body, off the event loop; counts as one request of the key.
 
         Raises:
             RequestRefused: any of its subclasses.
@@ -48,17 +63,30 @@ class Services:
         key = self.keys.find(request.headers.get("authorization"))
         caller = self.caller(request)
         self.drain.refuse_new_work()
-        await self.rates.spend_request(key.limits, key.key_id)
+        _tell(request, await self.rates.spend_request(key.limits, key.key_id))
         data = await read_body(request, self.settings.max_body_bytes)
-        loop = asyncio.get_running_loop()
-        generation = await loop.run_in_executor(self.encoding, self._build, kind, data, caller)
+
+        def parse_and_build() -> _Built:
+            return build(parse_json_object(data), caller)
+
+        return await asyncio.get_running_loop().run_in_executor(self.encoding, parse_and_build)
+
+    async def charge(self, request: Request, generation: Generation) -> None:
+        """Take a generation's tokens, all that it may come to, from what its key has left.
+
+        Raises:
+            RateLimited, QuotaTooSmall, StoreUnavailable: see `RateLimiter.spend_tokens`.
+        """
+        key = self.keys.find(request.headers.get("authorization"))
         num_tokens = sum(
             len(asked.prompt_tokens) + asked.sampling.max_tokens for asked in generation.requests
         )
-        await self.rates.spend_tokens(key.limits, key.key_id, num_tokens)
+        _tell(request, await self.rates.spend_tokens(key.limits, key.key_id, num_tokens))
         self.metrics.count_ignored(generation.ignored)
-        return generation
 
-    def _build(self, kind: AnswerKind, data: bytes, caller: Caller) -> Generation:
-        body: Mapping[str, Any] = parse_json_object(data)
-        return self.intake.build(kind, body, caller)
+
+def _tell(request: Request, standing: RateStanding | None) -> None:
+    """Let the answer's headers say what is left."""
+    if standing is not None:
+        headers = request.scope.setdefault("state", {}).setdefault(RATE_HEADERS, {})
+        headers.update(standing.headers())

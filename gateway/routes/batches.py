@@ -6,14 +6,12 @@ as it is; one that is finalizing or over is 400. Another tenant's batch is 404.
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.batch_desk import BatchDesk, now_s
 from gateway.body import read_body
+from gateway.json_answer import json_answer
 from gateway.paging import page_query
 from gateway.services import Services
 from pipeline.batch.batch_body import parse_order
@@ -35,29 +33,25 @@ def batch_routes(services: Services, desk: BatchDesk) -> APIRouter:
         order = parse_order(parse_json_object(data))
         batch = await desk.store(desk.batches.create, tenant, order, now_s())
         desk.wake()
-        return _json(batch.as_object())
+        return json_answer(batch.as_object())
 
     @router.api_route("/v1/batches", methods=_GET)
     async def list_batches(request: Request) -> Response:
         tenant = services.caller(request).tenant
         query = page_query(request, DEFAULT_LIMIT, MAX_LIMIT)
         page = await desk.store(desk.batches.page, tenant, query)
-        return _json(page.as_object())
+        return json_answer(page.as_object())
 
     @router.api_route("/v1/batches/{batch_id}", methods=_GET)
     async def retrieve_batch(batch_id: str, request: Request) -> Response:
         tenant = services.caller(request).tenant
-        return _json((await desk.store(desk.batches.find, tenant, batch_id)).as_object())
+        return json_answer((await desk.store(desk.batches.find, tenant, batch_id)).as_object())
 
     @router.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str, request: Request) -> Response:
         tenant = services.caller(request).tenant
         batch = await desk.store(desk.batches.cancel, tenant, batch_id, now_s())
         desk.wake()
-        return _json(batch.as_object())
+        return json_answer(batch.as_object())
 
     return router
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

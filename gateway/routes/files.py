@@ -7,14 +7,12 @@ file of an unfinished batch cannot be deleted. Files expire: 30 days after they 
 
 from __future__ import annotations
 
-from typing import Any
-
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.batch_desk import BatchDesk, now_s
 from gateway.file_answer import file_answer
+from gateway.json_answer import json_answer
 from gateway.paging import page_query
 from gateway.services import Services
 from gateway.upload import read_upload
@@ -42,7 +40,7 @@ def file_routes(services: Services, desk: BatchDesk) -> APIRouter:
                     upload.lifetime_s,
                     now_s(),
                 )
-        return _json(record.as_object())
+        return json_answer(record.as_object())
 
     @router.api_route("/v1/files", methods=_GET)
     async def list_files(request: Request) -> Response:
@@ -50,19 +48,19 @@ def file_routes(services: Services, desk: BatchDesk) -> APIRouter:
         query = page_query(request, DEFAULT_LIMIT, MAX_LIMIT)
         purpose = request.query_params.get("purpose") or None
         page = await desk.store(desk.files.page, tenant, query, purpose, now_s())
-        return _json(page.as_object())
+        return json_answer(page.as_object())
 
     @router.api_route("/v1/files/{file_id}", methods=_GET)
     async def retrieve_file(file_id: str, request: Request) -> Response:
         tenant = services.caller(request).tenant
         record = await desk.store(desk.files.find, tenant, file_id, now_s())
-        return _json(record.as_object())
+        return json_answer(record.as_object())
 
     @router.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> Response:
         tenant = services.caller(request).tenant
         await desk.store(desk.files.delete, tenant, file_id, now_s())
-        return _json({"id": file_id, "object": "file", "deleted": True})
+        return json_answer({"id": file_id, "object": "file", "deleted": True})
 
     @router.api_route("/v1/files/{file_id}/content", methods=_GET)
     async def retrieve_content(file_id: str, request: Request) -> Response:
@@ -75,7 +73,3 @@ def file_routes(services: Services, desk: BatchDesk) -> APIRouter:
         return file_answer(request, record, file, services.drain)
 
     return router
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

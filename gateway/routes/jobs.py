@@ -1,6 +1,7 @@
 """Submit and stream: POST /v1/jobs, then read the answer as often and from where you like.
 
-A job does not end when its readers leave. It is readable for the pipeline's retention time after its
+A job does not end when its readers leave. With an `Idempotency-Key` the same order is one job, for
+as long as the job is readable. It is readable for the pipeline's retention time after its
 end, then 404. Another tenant's job is 404.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.http_errors import NotFound
 from gateway.job_events import JobWriter, resume_point
+from gateway.job_orders import REPLAYED_HEADER, read_order, submit_order
+from gateway.json_answer import json_answer
 from gateway.routes.generations import IGNORED_HEADER
 from gateway.services import Services
 from gateway.sse import event_stream
@@ -22,8 +24,9 @@ from gateway.streaming import EventStreamAnswer
 from pipeline.intake.build import AnswerKind
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.response import ChoiceCollector, usage_object
-from pipeline.intake.run import follow_indexed, submit_all
+from pipeline.intake.run import follow_indexed
 from pipeline.protocol.failure import Ending
+from pipeline.protocol.request import RequestState
 from pipeline.protocol.stream import RequestStatus
 
 _MAX_ID_CHARS = 80
@@ -35,25 +38,28 @@ def job_routes(services: Services) -> APIRouter:
 
     @router.post("/v1/jobs")
     async def create_job(request: Request) -> Response:
-        generation = await services.accept(AnswerKind.JOB, request)
-        await submit_all(services.client, generation)
-        job_id = generation.answer_id
-        answer = {"id": job_id, "status": "queued", "stream_url": _stream_url(job_id)}
-        response = _json(answer, status=202)
+        order = await read_order(services, request)
+        earlier = await submit_order(services, request, order)
+        job_id = order.generation.answer_id
+        state = RequestState.QUEUED if earlier is None else earlier.state
+        answer = {"id": job_id, "status": str(state), "stream_url": _stream_url(job_id)}
+        response = json_answer(answer, status=202)
         response.headers["Location"] = f"/v1/jobs/{job_id}"
-        if generation.ignored:
-            response.headers[IGNORED_HEADER] = ", ".join(generation.ignored)
+        if earlier is not None:
+            response.headers[REPLAYED_HEADER] = "true"
+        if order.generation.ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(order.generation.ignored)
         return response
 
     @router.api_route("/v1/jobs/{job_id}", methods=["GET", "HEAD"])
     async def retrieve_job(job_id: str, request: Request) -> Response:
-        return _json(await _describe(services, await _find(services, job_id, request)))
+        return json_answer(await _describe(services, await _find(services, job_id, request)))
 
     @router.delete("/v1/jobs/{job_id}")
     async def cancel_job(job_id: str, request: Request) -> Response:
         await _find(services, job_id, request)
         await services.client.cancel(job_id)
-        return _json(await _describe(services, await _find(services, job_id, request)))
+        return json_answer(await _describe(services, await _find(services, job_id, request)))
 
     @router.get("/v1/jobs/{job_id}/stream")
     async def stream_job(job_id: str, request: Request) -> Response:
@@ -122,7 +128,3 @@ def _stream_url(job_id: str) -> str:
 
 async def _nothing() -> None:
     """A job goes on without its readers."""
-
-
-def _json(value: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")

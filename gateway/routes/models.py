@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.http_errors import NotFound
+from gateway.json_answer import json_answer
 from gateway.services import Services
 from pipeline.intake.errors import UnknownModel
 
@@ -31,7 +31,7 @@ def model_routes(services: Services) -> APIRouter:
     @router.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models(request: Request) -> Response:
         services.caller(request)
-        return _json({"object": "list", "data": [model]})
+        return json_answer({"object": "list", "data": [model]})
 
     @router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def retrieve_model(name: str, request: Request) -> Response:
@@ -40,10 +40,6 @@ def model_routes(services: Services) -> APIRouter:
             raise NotFound
         if name != model["id"]:
             raise UnknownModel(name)
-        return _json(model)
+        return json_answer(model)
 
     return router
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

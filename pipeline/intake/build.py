@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -22,7 +22,7 @@ from pipeline.intake.schemas import (
     parse_completion,
 )
 from pipeline.intake.vocabulary import Vocabulary
-from pipeline.protocol.request import Priority, Request
+from pipeline.protocol.request import JobTerms, Priority, Request
 
 
 class AnswerKind(StrEnum):
@@ -65,6 +65,10 @@ class Generation:
     echoes: tuple[EchoedPrompt, ...] = ()
     service_tier: str | None = None
     ignored: tuple[str, ...] = field(default=())
+
+    def as_job(self, terms: JobTerms) -> Generation:
+        """The same work, to be found again by its id."""
+        return replace(self, requests=tuple(replace(item, job=terms) for item in self.requests))
 
     def echo_of(self, index: int) -> EchoedPrompt | None:
         """The prompt that choice `index` begins with, or None."""
@@ -115,10 +119,7 @@ class Intake:
         parsed, ignored = parse_chat(body) if is_chat else parse_completion(body)
         if parsed.model != self.model:
             raise UnknownModel(parsed.model)
-        if isinstance(parsed, ChatBody):
-            prompts = [self._chat_prompt(parsed.messages)]
-        else:
-            prompts = [self._raw_prompt(prompt) for prompt in parsed.prompt]
+        prompts = self.prompts_of(parsed)
         if is_job:
             _check_job(parsed, len(prompts))
         answer_id = answer_id or f"{kind.value}-{secrets.token_hex(16)}"
@@ -139,6 +140,16 @@ class Intake:
             service_tier="flex" if service_tier == "flex" else service_tier and "default",
             ignored=ignored,
         )
+
+    def prompts_of(self, body: ChatBody | CompletionBody) -> list[list[int]]:
+        """The prompts of a checked body as the model gets them.
+
+        Raises:
+            InvalidField, UnsupportedField, TemplateRefused: one of them cannot be made.
+        """
+        if isinstance(body, ChatBody):
+            return [self._chat_prompt(body.messages)]
+        return [self._raw_prompt(prompt) for prompt in body.prompt]
 
     def _requests(
         self,

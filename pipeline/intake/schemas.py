@@ -27,6 +27,7 @@ from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 8
+MAX_SEQUENCES = 128  # prompts times choices of one body
 MAX_COMPLETION_LOGPROBS = 5
 _INT64 = 2**63
 _MESSAGE_FIELDS_WITHOUT_EFFECT = ("annotations", "reasoning_content", "refusal")
@@ -106,6 +107,8 @@ class CompletionBody(GenerationBody):
     def _has_something_to_say(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise refusal("max_tokens", "must be at least 1, or 0 with echo")
+        if len(self.prompt) * self.n > MAX_SEQUENCES:
+            raise refusal("n", f"times the number of prompts is above {MAX_SEQUENCES}")
         return self
 
 
@@ -169,7 +172,7 @@ def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionBody, tuple[str
     fields, ignored = COMPLETION_FIELDS.screen(body)
     if "prompt" not in fields and "prompt" in body:
         fields["prompt"] = ""
-    return _validate(CompletionBody, fields), ignored
+    return validate(CompletionBody, fields), ignored
 
 
 def parse_chat(body: Mapping[str, Any]) -> tuple[ChatBody, tuple[str, ...]]:
@@ -179,13 +182,18 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ChatBody, tuple[str, ...]]:
         InvalidField, UnsupportedField: see the field named.
     """
     fields, ignored = CHAT_FIELDS.screen(body)
-    return _validate(ChatBody, fields), ignored
+    return validate(ChatBody, fields), ignored
 
 
-_Body = TypeVar("_Body", bound=GenerationBody)
+_Body = TypeVar("_Body", bound=BaseModel)
 
 
-def _validate(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+def validate(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+    """Fields that are set as a body of this kind, checked without coercion.
+
+    Raises:
+        InvalidField, UnsupportedField: the first thing that is wrong.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

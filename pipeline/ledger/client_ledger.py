@@ -27,7 +27,7 @@ from pipeline.protocol.tokens import record_bytes
 
 _STATUS_FIELDS = (
     "state", "model", "tenant", "sampling", "num_prompt", "cached", "ending", "node", "attempt",
-    "created_ms",
+    "created_ms", "body_digest",
 )  # fmt: skip
 
 # What an answer is taken to cost, until it has ended, where more was asked for: most end earlier.
@@ -104,6 +104,8 @@ class ClientLedger:
         if request.priority is not Priority.BATCH:
             fields["first_limit_ms"] = int(self._deadlines.first_token_s * 1000)
             fields["gap_limit_ms"] = int(self._deadlines.token_gap_s * 1000)
+        if request.job is not None:
+            fields["body_digest"] = request.job.body_digest
         # Should the ending get lost with everything that could write it, the key still goes away.
         expiry_s = int(request.queue_deadline_s + request.total_deadline_s) + 3600
         status, *answer = await self._run(
@@ -182,4 +184,5 @@ class ClientLedger:
             node=fields["node"],
             attempt=int(fields["attempt"]),
             created_s=int(fields["created_ms"]) / 1000,
+            body_digest=fields["body_digest"],
         )

@@ -41,12 +41,22 @@ class RequestState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What a request carries that outlives its client's connection.
+
+    `body_digest` tells a repeated submission from another one under the same id.
+    """
+
+    body_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate.
 
     `prompt_tokens` are token ids below the model's vocabulary size, at least one. `tenant_salt` is
     derived from the authenticated key, never from the body; it enters the key of every KV block.
-    Deadlines are durations in seconds, counted on the store's clock from submission.
+    `job` is None where the answer belongs to one connection. Deadlines are durations in seconds, counted on the store's clock from submission.
     """
 
     request_id: str
@@ -58,6 +68,7 @@ class Request:
     tenant_salt: str = ""
     queue_deadline_s: float = 60.0
     total_deadline_s: float = 600.0
+    job: JobTerms | None = None
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:

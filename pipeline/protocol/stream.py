@@ -65,3 +65,4 @@ class RequestStatus:
     node: str
     attempt: int
     created_s: float
+    body_digest: str = ""
