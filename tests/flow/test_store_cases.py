@@ -179,9 +179,9 @@ async def test_c147_connections_to_redis_do_not_grow_with_streams(
         assert await text_of(http, "afterwards", max_tokens=3)
     await asyncio.to_thread(rig.wait_at_rest, 20)
 
-    # The gateway's pool of 16 fills up, whatever the number of streams, and is kept.
-    assert highest <= baseline + 25
-    assert num_connections() <= baseline + 25
+    # What grows are the pools (16 of the gateway, those of the threads that claim and send), to their limits.
+    assert highest <= baseline + 50
+    assert num_connections() <= baseline + 50
     assert "Too many connections" not in rig.log("gateway")
 
 
