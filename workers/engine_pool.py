@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 import structlog
 from celery.concurrency.base import BasePool
 from kombu.transport import redis as kombu_redis
+from kombu.transport.virtual import QoS as VirtualQoS
+from redis.exceptions import ResponseError
 
 from pipeline.errors import StoreUnavailable
 from pipeline.tasks.app import DECODE_TASK, PREFILL_TASK
@@ -48,6 +50,17 @@ class SafeQoS(kombu_redis.QoS):  # type: ignore[misc]
     def can_consume(self) -> bool:
         """True if one more message may come to this process."""
         return bool(super().can_consume()) and SafeQoS.has_place()
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge; a Redis that takes no writes must not cost one of the places for messages.
+
+        What then stays in Redis goes away with this worker; its request is in the ledger.
+        """
+        try:
+            super().ack(delivery_tag)
+        except ResponseError as error:
+            log.warning("ack_refused", error=type(error).__name__)
+            VirtualQoS.ack(self, delivery_tag)
 
     def restore_unacked_once(self, stderr: object = None) -> None:
         """Give messages back, or forget them."""

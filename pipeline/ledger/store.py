@@ -10,7 +10,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from pipeline.errors import StoreUnavailable
 
@@ -18,6 +18,8 @@ SOCKET_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.02
 NUM_RETRIES = 2
+# redis-py has types for some refusals, and takes their code off the message.
+_REFUSAL_TYPES = (OutOfMemoryError, ReadOnlyError, MasterDownError)
 _REFUSALS = ("OOM", "READONLY", "MISCONF", "LOADING", "NOREPLICAS", "MASTERDOWN")
 
 
@@ -64,6 +66,8 @@ def store_errors() -> Iterator[None]:
     """
     try:
         yield
+    except _REFUSAL_TYPES as error:
+        raise StoreUnavailable(str(error)) from error
     except ResponseError as error:
         # From inside a script the code may stand anywhere in the message.
         if any(code in str(error) for code in _REFUSALS):

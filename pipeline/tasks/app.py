@@ -78,6 +78,8 @@ def make_app(redis_url: str) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # A Redis that is full or read-only answers with an error of the channel: no reason to end.
+        broker_channel_error_retry=True,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         control_queue_expires=60,
