@@ -26,9 +26,13 @@ def ending_at_start(
     tokens = sequence.tokens
     if not tokens or min(tokens) < 0 or max(tokens) >= spec.vocab_size:
         return BROKEN  # in a step it would take others down with it
+    if sequence.sampling.grammar and sequence.grammar is None:
+        return BROKEN  # never an answer that leaves out in silence what was asked for
     for token_id in sequence.tokens[sequence.num_prompt_tokens :]:
         if matcher is not None and matcher.feed(token_id):
             return STOP
+    if sequence.grammar is not None and sequence.grammar.is_complete:
+        return STOP
     is_unscored = sequence.sampling.scores_prompt and not sequence.num_generated
     if is_unscored and len(tokens) <= spec.context_tokens:
         return None
@@ -47,6 +51,10 @@ def ending_after_token(
     """The ending that the newest output token brings about, or None."""
     if matcher is not None and matcher.feed(sequence.tokens[-1]):
         return STOP
+    if sequence.grammar is not None:
+        sequence.grammar.take(sequence.tokens[-1])
+        if sequence.grammar.is_complete:
+            return STOP
     return ending_by_length(sequence, spec)
 
 

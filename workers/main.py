@@ -13,8 +13,9 @@ from celery import signals
 
 from pipeline.errors import StoreLossy, StoreUnavailable
 from pipeline.intake.detokenizer import StopMatcher, TextRules
+from pipeline.intake.grammar import GrammarBook
 from pipeline.intake.vocabulary import load_vocabulary
-from pipeline.ledger.claim import TailHint
+from pipeline.ledger.claim import ClaimedRequest, TailHint
 from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.keys import UNPLACED_QUEUE
 from pipeline.ledger.overview import LedgerOverview
@@ -39,6 +40,7 @@ from workers.request_desk import RequestDesk
 from workers.sequence import Sequence
 from workers.settings import WorkerSettings
 from workers.step_loop import Engine
+from workers.token_grammar import TokenGrammar
 from workers.token_sink import TokenSink
 
 log = structlog.get_logger(__name__)
@@ -91,6 +93,8 @@ class Worker:
             dtype=settings.dtype,
             step_delay_ms=settings.step_delay_ms,
         )
+        self._vocabulary = load_vocabulary(shared.engine, shared.model)
+        self._grammars = GrammarBook(self._vocabulary)
         self._engine_settings = settings.engine_settings(self._runner.spec.layout)
         self._namespace = _key_root(self._runner.spec, "").hex()
         self._desk = RequestDesk(
@@ -99,6 +103,7 @@ class Worker:
             hands_over=settings.role is Role.PREFILL,
             ledger=self._new_ledger(),
             key_root_for=lambda salt: _key_root(self._runner.spec, salt),
+            grammar_for=self._start_grammar,
         )
         self._sink = self._make_sink()
         self._engine = self._make_engine(self._runner)
@@ -115,6 +120,10 @@ class Worker:
             self.worker_id, connect(shared.redis_url), self._engine.cancel
         )
         self._upkeep = self._make_upkeep()
+
+    def _start_grammar(self, claim: ClaimedRequest) -> TokenGrammar:
+        logged = [record.token_id for record in claim.logged]
+        return self._grammars.start(claim.sampling.grammar, logged)
 
     def _make_sink(self) -> TokenSink:
         redis_url = self._shared.redis_url
@@ -154,7 +163,7 @@ class Worker:
         )
 
     def _make_engine(self, runner: ModelRunner) -> Engine:
-        vocabulary = load_vocabulary(self._shared.engine, self._shared.model)
+        vocabulary = self._vocabulary
 
         def stop_matcher(sequence: Sequence) -> StopMatcher | None:
             rules = TextRules.of(sequence.sampling)

@@ -22,6 +22,7 @@ from pipeline.tasks.results import TaskResult
 from tiering.block_hash import tail_key
 from workers.sequence import Sequence
 from workers.step_loop import Engine, EngineStopped
+from workers.token_grammar import TokenGrammar
 from workers.token_sink import TokenSink
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,7 @@ class RequestDesk:
     """One per worker process.
 
     `key_root_for` gives the root of a tenant's block keys. `hands_over` is true on prefill workers.
+    `grammar_for` brings a request's grammar to where its logged tokens have led; it may take a while.
     """
 
     worker: str
@@ -53,6 +55,7 @@ class RequestDesk:
     hands_over: bool
     ledger: WorkerLedger
     key_root_for: Callable[[str], bytes]
+    grammar_for: Callable[[ClaimedRequest], TokenGrammar | None]
     engine: Engine = field(init=False)
     sink: TokenSink = field(init=False)
     _tickets: dict[str, Ticket] = field(default_factory=dict)
@@ -199,7 +202,19 @@ class RequestDesk:
                 tail_key(root, claim.request_id, tail.attempt, tail.num_tokens) if tail else None
             ),
             deadline_s=time.monotonic() + claim.remaining_s,
+            grammar=self._grammar(claim),
         )
+
+    def _grammar(self, claim: ClaimedRequest) -> TokenGrammar | None:
+        """None also if it cannot be had: the engine then ends the sequence as broken."""
+        if not claim.sampling.grammar:
+            return None
+        try:
+            return self.grammar_for(claim)
+        except Exception:
+            # The edge to what a request brings along: it may not take this thread down.
+            log.exception("grammar_failed", request_id=claim.request_id)
+            return None
 
 
 def _result(outcome: str, ending: str, sequence: Sequence | None = None) -> TaskResult:

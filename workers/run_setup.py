@@ -38,7 +38,7 @@ def set_up_run(
         # The edge to what a request brings along: it may not take others down.
         log.exception("sequence_refused", request_id=sequence.request_id)
         return BROKEN
-    if max_drafts and run.rules is None:
+    if max_drafts and run.rules is None and sequence.grammar is None:
         run.lookup = PromptLookup(sequence.tokens, max_drafts, spec.context_tokens)
     if sequence.sampling.scores_prompt and not sequence.num_generated:
         run.prompt_records = []

@@ -6,7 +6,7 @@ else, so a sequence is sampled alike alone, in any batch, and again after a reco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.tokens import TokenRecord
-from workers.logit_rules import LogitRules, apply_rules
+from workers.logit_rules import ChangedLogits, LogitRules, apply_rules
 from workers.model import Float32Array, Int64Array
+from workers.token_grammar import MaskedLogits
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -32,11 +33,13 @@ class SampleRow:
     """How to sample one row of logits; `index` is the output index of the token.
 
     `rules` are those of `workers.logit_rules.rules_for`: None where no option changes logits.
+    `allowed` has a bit per token id that the row's grammar lets follow: None without a grammar.
     """
 
     sampling: SamplingParams
     index: int
     rules: LogitRules | None = None
+    allowed: bytes | None = None
 
 
 # The difference to the peak may be minus infinity, and a bias may meet an infinite logit.
@@ -44,19 +47,15 @@ class SampleRow:
 def sample(logits: Float32Array, rows: Sequence[SampleRow]) -> list[TokenRecord]:
     """Choose one token per row of `logits` (R, vocab_size), which may be changed meanwhile.
 
-    Log-probabilities are those of the raw logits, before rules, temperature and truncation. NaN
-    counts as impossible. A row without an option costs nothing for those that have it.
+    Log-probabilities are those of the raw logits, before rules, grammar, temperature and truncation.
+    NaN counts as impossible. A row without an option costs nothing for those that have it.
     """
     if not rows:
         return []
-    ruled = [number for number, row in enumerate(rows) if row.rules is not None]
-    if ruled:
-        rules = [row.rules for row in rows if row.rules is not None]
-        changed = apply_rules(logits, rules, ruled)
-        token_ids, has_nan = _choose(logits, rows)
-        changed.undo()
-    else:
-        token_ids, has_nan = _choose(logits, rows)
+    changes = list(_apply_options(logits, rows))
+    token_ids, has_nan = _choose(logits, rows)
+    for change in reversed(changes):
+        change.undo()
     if has_nan:
         logits = _without_nan(logits)
     return [
@@ -76,6 +75,20 @@ def score(logits: Float32Array, token_ids: Sequence[int], num_logprobs: int) -> 
         _with_logprobs(row, token_id, num_logprobs)
         for row, token_id in zip(logits, token_ids, strict=True)
     ]
+
+
+def _apply_options(
+    logits: Float32Array, rows: Sequence[SampleRow]
+) -> Iterator[ChangedLogits | MaskedLogits]:
+    """Change what the rows' options change, the grammars last."""
+    ruled = [number for number, row in enumerate(rows) if row.rules is not None]
+    if ruled:
+        yield apply_rules(logits, [row.rules for row in rows if row.rules is not None], ruled)
+    masks = [(number, row.allowed) for number, row in enumerate(rows) if row.allowed is not None]
+    if masks:
+        is_seen = [rows[number].sampling.num_logprobs is not None for number, _ in masks]
+        kept = [number for (number, _), seen in zip(masks, is_seen, strict=True) if seen]
+        yield MaskedLogits(logits, masks, kept)
 
 
 def _choose(logits: Float32Array, rows: Sequence[SampleRow]) -> tuple[Int64Array, bool]:

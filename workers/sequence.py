@@ -9,6 +9,7 @@ from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.tokens import TokenRecord
+from workers.token_grammar import TokenGrammar
 
 
 class SequencePhase(Enum):
@@ -32,7 +33,8 @@ class Sequence:
     `tokens` are prompt then generated ids. KV exists for the first `num_computed` of them; the last
     sampled token has none yet, so num_computed <= len(tokens) - 1 while decoding. `block_ids[i]`
     holds tokens [i * block_tokens, (i + 1) * block_tokens). `num_logged` output tokens were already
-    in the ledger's log when this attempt began; they stand at the end of `tokens`.
+    in the ledger's log when this attempt began; they stand at the end of `tokens`. `grammar` is there
+    if the sampling names one, and moves on with the tokens.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class Sequence:
     tail_key: bytes | None = None
     deadline_s: float | None = None  # on this process's monotonic clock
     uses_cache: bool = True
+    grammar: TokenGrammar | None = None
 
     phase: SequencePhase = SequencePhase.WAITING
     num_computed: int = 0

@@ -75,7 +75,8 @@ class StepRunner:
 
 def _sample_row(chunk: ScheduledChunk, number: int) -> SampleRow:
     sequence = chunk.run.sequence
-    return SampleRow(sequence.sampling, sequence.num_generated + number, chunk.run.rules)
+    allowed = None if sequence.grammar is None else sequence.grammar.allowed
+    return SampleRow(sequence.sampling, sequence.num_generated + number, chunk.run.rules, allowed)
 
 
 def _verified(records: list[TokenRecord], drafts: tuple[int, ...]) -> list[TokenRecord]:

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.intake.chat_template import ChatTemplate
 from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import InvalidField, UnknownModel, UnsupportedField
+from pipeline.intake.grammar import GrammarBook, GrammarRefused
 from pipeline.intake.sampling_options import build_sampling, num_logprobs_of
 from pipeline.intake.schemas import (
     ChatBody,
@@ -76,7 +77,7 @@ class Generation:
 
 
 class Intake:
-    """Turns bodies into generations. Holds no state; safe in several threads."""
+    """Turns bodies into generations. Safe in several threads."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Intake:
         self.vocabulary = vocabulary
         self.template = template
         self.model = model
+        self._grammars = GrammarBook(vocabulary)
         self._queue_deadline_s = queue_deadline_s
         self._total_deadline_s = total_deadline_s
         self._batch_deadline_s = batch_deadline_s
@@ -162,6 +164,7 @@ class Intake:
         seed = secrets.randbits(63) if body.seed is None else body.seed
         priority = body.priority if caller.priority is None else caller.priority
         queue_deadline_s, total_deadline_s = self._deadlines_s(priority)
+        grammar = self._grammar(body)
         requests = []
         for rank in range(num_choices):
             prompt = prompts[rank // body.n]
@@ -171,7 +174,7 @@ class Intake:
                     model=body.model,
                     prompt_tokens=prompt,
                     sampling=build_sampling(
-                        body, self.vocabulary, len(prompt), seed + rank % body.n
+                        body, self.vocabulary, len(prompt), seed + rank % body.n, grammar
                     ),
                     priority=priority,
                     tenant=caller.tenant,
@@ -181,6 +184,20 @@ class Intake:
                 )
             )
         return requests
+
+    def _grammar(self, body: ChatBody | CompletionBody) -> str:
+        """What the answer must obey, known to compile; empty: nothing."""
+        if not isinstance(body, ChatBody) or body.response_format is None:
+            return ""
+        try:
+            grammar = body.response_format.grammar
+            if grammar:
+                self._grammars.check(grammar)
+        except GrammarRefused as refused:
+            raise InvalidField("response_format", f"response_format {refused.reason}.") from refused
+        if grammar and body.ignore_eos:
+            raise InvalidField("ignore_eos", "ignore_eos cannot go with this response_format.")
+        return grammar
 
     def _deadlines_s(self, priority: Priority) -> tuple[float, float]:
         """(In the queue, in all): what waits behind everybody else gets the time for it."""

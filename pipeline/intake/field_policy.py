@@ -137,12 +137,12 @@ COMPLETION_FIELDS = FieldPolicy(
 )
 
 CHAT_FIELDS = FieldPolicy(
-    supported=_SUPPORTED_BY_BOTH | {"messages", "max_completion_tokens", "top_logprobs"},
+    supported=_SUPPORTED_BY_BOTH
+    | {"messages", "max_completion_tokens", "top_logprobs", "response_format"},
     ignored=_IGNORED_BY_BOTH
     | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"},
     neutral={
         **_NEUTRAL_IN_BOTH,
-        "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none",),
         "functions": ([],),

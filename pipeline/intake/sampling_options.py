@@ -14,7 +14,11 @@ _INT64 = 2**63
 
 
 def build_sampling(
-    body: ChatBody | CompletionBody, vocabulary: Vocabulary, num_prompt_tokens: int, seed: int
+    body: ChatBody | CompletionBody,
+    vocabulary: Vocabulary,
+    num_prompt_tokens: int,
+    seed: int,
+    grammar: str = "",
 ) -> SamplingParams:
     """Sampling of one choice; `seed` may run over 64 bits and wraps.
 
@@ -45,6 +49,7 @@ def build_sampling(
         frequency_penalty=body.frequency_penalty,
         logit_bias=tuple(body.logit_bias.items()),
         min_tokens=body.min_tokens,
+        grammar=grammar,
         bad_words=_bad_words(body.bad_words, vocabulary),
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,

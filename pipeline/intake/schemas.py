@@ -23,6 +23,7 @@ from pipeline.intake.field_types import (
     join_text_parts,
     refusal,
 )
+from pipeline.intake.response_format import ResponseFormat
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import MAX_TOP_LOGPROBS
 
@@ -151,6 +152,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[MessageBody], Field(min_length=1)]
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
+    response_format: ResponseFormat | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")

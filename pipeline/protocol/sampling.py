@@ -31,6 +31,7 @@ class SamplingParams(BaseModel):
     frequency_penalty: float = Field(default=0.0, description="over the output")
     logit_bias: tuple[tuple[int, float], ...] = Field(default=(), description="token id, addend")
     min_tokens: int = Field(default=0, ge=0, description="nothing ends the output before")
+    grammar: str = Field(default="", description="of `pipeline.intake.grammar`; empty: none")
     bad_words: tuple[tuple[int, ...], ...] = Field(default=(), description="as token ids")
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False

@@ -274,14 +274,11 @@ async def test_c054_both_names_of_max_tokens_work_and_must_agree(rig: Rig) -> No
     assert "max_completion_tokens" in error["message"]
 
 
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 UNSUPPORTED: list[tuple[str, str, Any]] = [
     (CHAT, "tools", [TOOL]),
     (CHAT, "tool_choice", "required"),
     (CHAT, "functions", [{"name": "f"}]),
-    (CHAT, "response_format", SCHEMA),
-    (CHAT, "response_format", {"type": "json_object"}),
     (CHAT, "audio", {"voice": "a", "format": "wav"}),
     (CHAT, "modalities", ["audio"]),
     (CHAT, "modalities", ["text", "audio"]),

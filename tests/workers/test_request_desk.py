@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from pipeline.intake.grammar import GrammarBook, json_schema_grammar
+from pipeline.intake.vocabulary import ByteVocabulary
 from pipeline.ledger.admission import AdmissionLimits
-from pipeline.ledger.claim import TailHint
+from pipeline.ledger.claim import ClaimedRequest, TailHint
 from pipeline.ledger.client_ledger import ClientLedger
 from pipeline.ledger.store import connect, connect_async
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.request import Request
 from pipeline.protocol.sampling import SamplingParams
+from pipeline.protocol.tokens import TokenRecord, unpack_records
 from pipeline.tasks.results import TaskResult
 from tests.flow.rig import wait_until
 from workers.kv_mover import NoCache
@@ -24,10 +27,12 @@ from workers.request_desk import RequestDesk
 from workers.sequence import Sequence
 from workers.settings import EngineSettings
 from workers.step_loop import Engine
+from workers.token_grammar import TokenGrammar
 from workers.token_sink import TokenSink
 
 QUEUE = "decode.a"
 STEP_MS = 5.0
+BOOK = GrammarBook(ByteVocabulary())
 
 
 @dataclass
@@ -66,6 +71,9 @@ class Office:
         self.desk.open(request_id, slip)
         return slip
 
+    def records(self, request_id: str = "r1") -> list[TokenRecord]:
+        return list(unpack_records(self.client.get(f"tokens:{request_id}"), None))
+
     def num_logged(self, request_id: str = "r1") -> int:
         return int(self.client.strlen(f"tokens:{request_id}")) // 4
 
@@ -74,11 +82,17 @@ def never_hand_over(sequence: Sequence, tail: TailHint | None) -> bool:
     raise AssertionError(f"{sequence.request_id} is not to be handed over")
 
 
+def start_grammar(claim: ClaimedRequest) -> TokenGrammar:
+    return BOOK.start(claim.sampling.grammar, [record.token_id for record in claim.logged])
+
+
 @pytest.fixture
 def office(redis_url: str) -> Iterator[Office]:
     client = connect(redis_url)
     ledger = WorkerLedger(client, max_attempts=3, retention_s=60)
-    desk = RequestDesk("w1", (QUEUE,), False, ledger, lambda salt: salt.encode().ljust(32, b"."))
+    desk = RequestDesk(
+        "w1", (QUEUE,), False, ledger, lambda salt: salt.encode().ljust(32, b"."), start_grammar
+    )
     sink = TokenSink("w1", ledger, desk, never_hand_over, lambda _: None)
     runner = DigestRunner(step_delay_ms=STEP_MS)
     engine = Engine(runner, EngineSettings(num_blocks=256), NoCache(), sink, lambda _: None)
@@ -99,8 +113,9 @@ async def gateway(redis_url: str) -> AsyncIterator[ClientLedger]:
     await connection.aclose()
 
 
-async def submit(gateway: ClientLedger, max_tokens: int = 400) -> None:
-    request = Request("r1", "m", [65, 66], SamplingParams(max_tokens=max_tokens, temperature=0))
+async def submit(gateway: ClientLedger, max_tokens: int = 400, grammar: str = "") -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0, grammar=grammar)
+    request = Request("r1", "m", [65, 66], sampling)
     await gateway.submit(request, QUEUE, "gateway:g")
 
 
@@ -112,6 +127,24 @@ async def test_a_request_runs_to_its_end(office: Office, gateway: ClientLedger) 
     assert slip.admitted.is_set()
     assert slip.results[0]["output_tokens"] == office.num_logged() == 5
     assert office.desk.num_open == 0
+
+
+async def test_a_request_comes_with_its_grammar(office: Office, gateway: ClientLedger) -> None:
+    await submit(gateway, grammar=json_schema_grammar({"enum": ["yes"]}))
+
+    assert office.open().outcome() == "finished"
+    assert [record.token_id for record in office.records()] == list(b'"yes"')
+
+
+async def test_a_grammar_that_cannot_be_had_fails_its_request(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway, grammar="no grammar")
+    slip = office.open()
+
+    assert slip.outcome() == "failed"
+    assert slip.results[0]["ending"] == "error:internal_error"
+    assert office.num_logged() == 0
 
 
 async def test_a_message_that_comes_twice_runs_nothing_twice(
