@@ -12,10 +12,10 @@ from typing import Self
 from gateway.http_errors import KeyRefused
 from gateway.rate_limits import NO_LIMITS, KeyLimits
 from pipeline.intake.build import Caller
+from pipeline.protocol.tenant import tenant_salt
 
 DEFAULT_TENANT = "default"
 _MIN_FIELDS = 2
-_SALT_TAG = b"pointsman.tenant\0"
 
 
 class KeysFileBroken(Exception):
@@ -107,11 +107,6 @@ class KeyRing:
         if found is None or scheme.lower() != "bearer":
             raise KeyRefused
         return found
-
-
-def tenant_salt(tenant: str) -> str:
-    """What keeps a tenant's KV blocks apart from all others'."""
-    return hashlib.sha256(_SALT_TAG + tenant.encode()).hexdigest()
 
 
 def _digest(text: str) -> bytes:

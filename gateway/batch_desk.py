@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from gateway.auth import tenant_salt
 from pipeline.batch.batch_store import BatchStore
 from pipeline.batch.conductor import BatchConductor, BatchStores, Pipeline
 from pipeline.batch.database import Database
@@ -19,6 +18,7 @@ from pipeline.batch.line_store import LineStore
 from pipeline.client import PipelineClient
 from pipeline.intake.build import Caller, Intake
 from pipeline.ledger.store import connect_async
+from pipeline.protocol.tenant import tenant_salt
 from pipeline.settings import PipelineSettings
 
 _STORE_THREADS = 4

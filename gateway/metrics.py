@@ -8,9 +8,11 @@ from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gateway.tier_metrics import TierMetrics
 from gateway.worker_metrics import WorkerMetrics
 from pipeline.protocol.stream import RequestUsage, StreamEnded, StreamEvent, TokensArrived
 from pipeline.scheduling.fleet import EMPTY_FLEET, Fleet
+from pipeline.scheduling.node_report import NodeReport
 
 Event = tuple[int, StreamEvent]
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -68,10 +70,13 @@ class GatewayMetrics:
             registry=registry,
         )
         self.workers = WorkerMetrics(registry)
+        self.tiers = TierMetrics()
+        registry.register(self.tiers)
 
-    def text(self, fleet: Fleet | None) -> bytes:
+    def text(self, fleet: Fleet | None, nodes: Sequence[NodeReport] = ()) -> bytes:
         """Prometheus' text format; without a fleet (Redis is away) the workers are left out."""
         self.workers.observe(fleet or EMPTY_FLEET)
+        self.tiers.observe(nodes)
         return generate_latest(self._registry)
 
     def count_ignored(self, fields: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from pipeline.ledger.keys import (
     DEADLINES,
     QUEUES,
     WORKERS,
+    node_key,
     request_key,
     scores_key,
     tokens_key,
@@ -31,6 +32,7 @@ from pipeline.protocol.request import Request
 from pipeline.protocol.stream import RequestStatus, StreamEnded, TokensArrived
 from pipeline.protocol.tokens import TokenRecord, unpack_records
 from pipeline.scheduling.fleet import EMPTY_FLEET, Fleet
+from pipeline.scheduling.node_report import NodeReport
 from pipeline.scheduling.router import choose_entry
 from pipeline.settings import PipelineSettings
 from pipeline.tasks.app import make_app
@@ -168,6 +170,16 @@ class PipelineClient:
         if self._fleet_seen_s is None or now_s - self._fleet_seen_s > FLEET_STALE_S:
             await self._refresh()
         return self._fleet
+
+    async def node_reports(self) -> list[NodeReport]:
+        """What the cache daemons of the workers' nodes told last. Raises `StoreUnavailable`."""
+        fleet = await self.fleet()
+        with store_errors():
+            pipe = self._client.pipeline(transaction=False)
+            for node in sorted(fleet.nodes):
+                pipe.get(node_key(node))
+            reports = await pipe.execute()
+        return NodeReport.decode(filter(None, reports))
 
     async def num_waiting(self) -> int:
         """Requests in the ledger's waiting lines. Raises `StoreUnavailable`."""

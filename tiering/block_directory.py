@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from tiering.block import READABLE, Block
 from tiering.block_stamp import BlockStamp
@@ -130,6 +130,10 @@ class BlockDirectory:
     def keys_of(self, owner: bytes) -> list[bytes]:
         """Keys of the readable blocks of one owner."""
         return [b.key for b in self._index.values() if b.owner == owner and b.is_readable]
+
+    def listed(self, start: int, stop: int) -> list[Block]:
+        """Listed blocks by position, in the order in which they came; fewer at the end."""
+        return list(islice(self._index.values(), start, stop))
 
     def readable_by_age(self) -> list[Block]:
         """All readable blocks, least recently used first, leased ones last."""

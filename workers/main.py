@@ -18,6 +18,7 @@ from pipeline.intake.vocabulary import load_vocabulary
 from pipeline.ledger.claim import ClaimedRequest, TailHint
 from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.keys import UNPLACED_QUEUE
+from pipeline.ledger.node_board import NodeBoard
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
 from pipeline.ledger.store_check import refuse_lossy_store
@@ -31,11 +32,13 @@ from pipeline.tasks.publisher import Publisher, PublisherThread
 from pipeline.tasks.upkeep import Upkeep
 from tiering.block_hash import namespace_root
 from tiering.kvd.client import KvdClient
+from tiering.kvd.operator import KvdOperator
 from workers.engine_pool import EnginePool, install_safe_qos
 from workers.heartbeat import ControlListener, Heartbeat
 from workers.kv_mover import KvdMover, KvMover, NoCache
 from workers.model import ModelRunner, ModelSpec
 from workers.models.load import load_runner
+from workers.node_reporter import NodeReporter
 from workers.request_desk import RequestDesk
 from workers.sequence import Sequence
 from workers.settings import WorkerSettings
@@ -120,6 +123,7 @@ class Worker:
             self.worker_id, connect(shared.redis_url), self._engine.cancel
         )
         self._upkeep = self._make_upkeep()
+        self._reporter = self._make_reporter()
 
     def _start_grammar(self, claim: ClaimedRequest) -> TokenGrammar:
         logged = [record.token_id for record in claim.logged]
@@ -150,6 +154,15 @@ class Worker:
             self._shared.lease_s,
             FaultLog(client),
         )
+
+    def _make_reporter(self) -> NodeReporter | None:
+        """None where the worker has no cache daemon."""
+        socket_path = self._settings.kvd_socket
+        if not self._settings.kvd or socket_path is None:
+            return None
+        operator = KvdOperator(socket_path, self.worker_id, timeout_s=KVD_TIMEOUT_S)
+        board = NodeBoard(connect(self._shared.redis_url))
+        return NodeReporter(self._shared.node, operator, board)
 
     def _new_ledger(self) -> WorkerLedger:
         return self._ledger_on(connect(self._shared.redis_url))
@@ -217,6 +230,8 @@ class Worker:
         self._sink.start()
         self._control.start()
         self._heartbeat.start()
+        if self._reporter is not None:
+            self._reporter.start()
         self._upkeep.start()
         threading.Thread(target=self._watch_engine, name="watchdog", daemon=True).start()
         return self._consume()
@@ -260,6 +275,8 @@ class Worker:
         self._sink.close()
         self._desk.give_back(left, self._queue_elsewhere() if left else UNPLACED_QUEUE)
         self._upkeep.close()
+        if self._reporter is not None:
+            self._reporter.close()
         self._control.close()
         self._heartbeat.close()
 

@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.services import Services
 from pipeline.errors import StoreUnavailable
 from pipeline.scheduling.fleet import Fleet
+from pipeline.scheduling.node_report import NodeReport
 
 READY_LIMIT_S = 0.15
 _GET = ["GET", "HEAD"]
@@ -36,7 +37,7 @@ def ops_routes(services: Services) -> APIRouter:
 
     @router.api_route("/metrics", methods=_GET)
     async def metrics() -> Response:
-        text = services.metrics.text(await _fleet(services))
+        text = services.metrics.text(await _fleet(services), await _nodes(services))
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
@@ -49,6 +50,15 @@ async def _fleet(services: Services) -> Fleet | None:
             return await services.client.fleet()
     except (StoreUnavailable, TimeoutError):
         return None
+
+
+async def _nodes(services: Services) -> list[NodeReport]:
+    """What the nodes' cache daemons tell; nothing when Redis does not answer in time."""
+    try:
+        async with asyncio.timeout(READY_LIMIT_S):
+            return await services.client.node_reports()
+    except (StoreUnavailable, TimeoutError):
+        return []
 
 
 async def _reasons_against(services: Services) -> list[str]:

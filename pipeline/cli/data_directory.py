@@ -73,16 +73,24 @@ class DataDirectory:
     @contextmanager
     def socket_directory(self) -> Iterator[Path]:
         """A directory for Unix sockets whose paths fit, removed at the end with what is in it."""
-        path = self.path / "run"
-        if len(os.fsencode(path / "kvd.sock")) > SOCKET_PATH_LIMIT_BYTES:
+        run = self.path / "run"
+        _remove(run)
+        if len(os.fsencode(run / "kvd.sock")) > SOCKET_PATH_LIMIT_BYTES:
             path = Path(tempfile.mkdtemp(prefix="pointsman-"))
+            run.symlink_to(path)  # the way there for other commands
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            path = run
             path.mkdir(mode=0o700)
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            _remove(run)
+
+    @property
+    def kvd_socket(self) -> Path:
+        """Where the cache daemon of a running `pointsman serve` listens."""
+        return (self.path / "run").resolve() / "kvd.sock"
 
     def _take(self, deadline_s: float, on_wait: Callable[[], None]) -> int:
         is_first = True
@@ -111,6 +119,13 @@ class DataDirectory:
             if path.stat().st_size > LOG_KEEP_BYTES:
                 path.replace(path.with_suffix(".log.1"))
         return path
+
+
+def _remove(run: Path) -> None:
+    if run.is_symlink():
+        run.unlink()
+    else:
+        shutil.rmtree(run, ignore_errors=True)
 
 
 def write_private(path: Path, text: str) -> None:

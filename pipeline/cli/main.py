@@ -16,6 +16,7 @@ from pipeline.cli.data_directory import DataDirectory, default_path
 from pipeline.cli.doctor import State, as_table, examine
 from pipeline.cli.errors import CommandRefused
 from pipeline.cli.interpreter import module_command
+from pipeline.cli.kv_options import kv_app
 from pipeline.cli.model_store import convert_once
 from pipeline.cli.operate_options import dlq_app, redis_acl_command, status_command
 from pipeline.cli.screen import Screen
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(batch_app, name="batch")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(kv_app, name="kv")
 app.command("status")(status_command)
 app.command("redis-acl")(redis_acl_command)
 

@@ -24,7 +24,7 @@ class AclUser(StrEnum):
 _LEDGER_KEYS = (
     "request:*", "tokens:*", "prompt_logprobs:*", "waiting:*", "released:*", "line:*", "lines:*",
     "finish:*", "virtual:*", "turns:*", "running:*", "lease:*", "cancels:*", "frontier:*", "open:*",
-    "crash:*", "held", "held_queues", "num_held", "ahead", "owed_tokens", "pace_ms", "slots",
+    "crash:*", "node:*", "held", "held_queues", "num_held", "ahead", "owed_tokens", "pace_ms", "slots",
     "workers", "queues", "deadlines", "leader", "dead_letters", "counters", "trials", "on_trial",
     "faults", "batch_runner",
 )  # fmt: skip

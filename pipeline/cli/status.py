@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.cli.tier_table import NOTHING, plain_table, tier_table
 from pipeline.ledger.dead_letters import DeadLetters, FaultLog
 from pipeline.ledger.keys import (
     COUNTERS,
@@ -21,12 +22,13 @@ from pipeline.ledger.keys import (
     running_key,
     waiting_key,
 )
+from pipeline.ledger.node_board import NodeBoard
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, store_errors
 from pipeline.scheduling.fleet import DEAD_S, SUSPECT_S, Fleet, WorkerState
+from pipeline.scheduling.node_report import NodeReport
 
 NUM_FAULTS = 8
-NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Status:
     num_held: int
     num_dead_letters: int
     counters: Mapping[str, int]
+    nodes: list[NodeReport]
     faults: list[Mapping[str, Any]]
 
 
@@ -111,6 +114,7 @@ def read_status(redis_url: str) -> Status:
                 num_held=int(client.scard(HELD)),
                 num_dead_letters=len(DeadLetters(client).ids()),
                 counters={k.decode(): int(v) for k, v in client.hgetall(COUNTERS).items()},
+                nodes=NodeReport.decode(NodeBoard(client).read(fleet.nodes)),
                 faults=FaultLog(client).last(NUM_FAULTS),
             )
     finally:
@@ -125,12 +129,13 @@ def as_screen(status: Status) -> RenderableType:
         f"dead letters {status.num_dead_letters}  {counts}\n"
         f"upkeep by {status.leader or 'nobody'}"
     )
-    return Group(head, _workers(status), _queues(status), _faults(status))
+    tiers = tier_table(status.nodes)
+    return Group(head, _workers(status), _queues(status), tiers, _faults(status))
 
 
 def _workers(status: Status) -> Table:
     columns = ("worker", "role", "health", "lease s", "owns", "running", "places", "HBM blocks")
-    table = _table("workers", *columns, "prefill tok/s")
+    table = plain_table("workers", *columns, "prefill tok/s")
     for line in status.workers:
         state = line.state
         table.add_row(
@@ -148,7 +153,7 @@ def _workers(status: Status) -> Table:
 
 
 def _queues(status: Status) -> Table:
-    table = _table("queues", "queue", "served", "waiting", "messages")
+    table = plain_table("queues", "queue", "served", "waiting", "messages")
     for line in status.queues:
         served = "yes" if line.is_served else NOTHING
         table.add_row(line.name, served, str(line.num_waiting), str(line.num_messages))
@@ -156,17 +161,10 @@ def _queues(status: Status) -> Table:
 
 
 def _faults(status: Status) -> Table:
-    table = _table("last faults", "when", "what", "details")
+    table = plain_table("last faults", "when", "what", "details")
     for fault in status.faults:
         details = "  ".join(f"{k} {v}" for k, v in fault.items() if k not in ("at_ms", "kind"))
         table.add_row(shown_time(int(fault["at_ms"])), str(fault["kind"]), details)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True)
     return table
 
 

@@ -83,3 +83,8 @@ def gateway_channel(gateway: str) -> str:
 def frontier_key(queue: str, priority: int) -> str:
     """When the youngest claimed request of a queue and priority had been released."""
     return f"frontier:{queue}:{priority}"
+
+
+def node_key(node: str) -> str:
+    """What a node's cache daemon last told; runs out when nobody asks it any more."""
+    return f"node:{node}"

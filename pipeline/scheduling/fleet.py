@@ -92,6 +92,11 @@ class Fleet:
         ]
 
     @property
+    def nodes(self) -> set[str]:
+        """Nodes that have a worker, alive or not."""
+        return {state.node for state in self.workers.values() if state.node}
+
+    @property
     def num_prefill(self) -> int:
         """Usable workers that serve the prefill queue."""
         return sum(state.can_prefill for state in self.usable())

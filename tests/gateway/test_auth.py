@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth import ApiKey, KeyRing, KeysFileBroken, tenant_salt
+from gateway.auth import ApiKey, KeyRing, KeysFileBroken
 from gateway.http_errors import KeyRefused
+from pipeline.protocol.tenant import tenant_salt
 
 
 def ring(**keys: str) -> KeyRing:

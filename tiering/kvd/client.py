@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tiering.block_stamp import BlockStamp
-from tiering.errors import KvdUnavailable, LayoutMismatch, ProtocolViolation, SlotCorrupt
+from tiering.errors import KvdUnavailable, ProtocolViolation, SlotCorrupt
 from tiering.kvd import protocol
-from tiering.kvd.protocol import Op, Status
+from tiering.kvd.connection import KvdConnection
+from tiering.kvd.protocol import Op
 from tiering.kvd.stats import KvdStats
 from tiering.lease import BlockLease, LeasedBlock, Reservation
 from tiering.stores.dram_slab import DramSlab, map_slab_memory
 from tiering.tier import Tier
 
-_GREETING_BYTES = 4096  # no answer to HELLO is longer
 _WAIT_SHARE = 0.8  # of the time limit that kvd may spend on promotion before it must answer
 
 
@@ -36,13 +35,24 @@ class KvdClient:
     """
 
     def __init__(
-        self, socket_path: Path, block_bytes: int, holder: str, *, timeout_s: float = 5.0
+        self,
+        socket_path: Path,
+        block_bytes: int,
+        holder: str,
+        *,
+        timeout_s: float = 5.0,
+        namespace: str = "",
     ) -> None:
+        """`namespace` (at most 200 characters) names what the blocks are made by: model and layout.
+
+        Blocks come only from peers whose holders named the same one.
+        """
         self._path = str(socket_path)
         self._block_bytes = block_bytes
         self._holder = holder
+        self._namespace = namespace
         self._timeout_s = timeout_s
-        self._socket: socket.socket | None = None
+        self._connection = KvdConnection(socket_path, timeout_s)
         self._slab: DramSlab | None = None
         self._session = b""
         self._loaded_bytes, self._load_s, self._store_s = 0, 0.0, 0.0  # not yet reported
@@ -50,7 +60,7 @@ class KvdClient:
     @property
     def is_connected(self) -> bool:
         """`connect` succeeded and nothing failed since."""
-        return self._socket is not None
+        return self._connection.is_open
 
     def connect(self) -> None:
         """Shake hands and map the slab; a living connection is closed first.
@@ -60,23 +70,21 @@ class KvdClient:
             LayoutMismatch: kvd serves another block size; both are named.
         """
         self.close()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(self._timeout_s)
-        self._socket = connection
+        welcome = self._connection.open(self._holder, self._block_bytes, self._namespace)
+        if welcome.slab_fd < 0:
+            raise self._broken_off(ProtocolViolation("no slab came with the greeting"))
         try:
-            connection.connect(self._path)
-            self._greet(connection)
-        except (OSError, ProtocolViolation, ValueError) as error:
+            memory = map_slab_memory(welcome.slab_fd, welcome.slab_bytes, is_owner=False)
+        except (OSError, ValueError) as error:
             raise self._broken_off(error) from error
-        except LayoutMismatch:
-            self.close()
-            raise
+        finally:
+            os.close(welcome.slab_fd)
+        self._slab = DramSlab(memory, self._block_bytes)
+        self._session = welcome.session
 
     def close(self) -> None:
         """End the connection, and with it all leases and reservations. Idempotent."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._connection.close()
         if self._slab is not None:
             self._slab.close()
             self._slab = None
@@ -223,60 +231,16 @@ class KvdClient:
     def _is_alive(self, session: bytes, deadline_s: float) -> bool:
         return session == self._session and time.monotonic() < deadline_s
 
-    def _greet(self, connection: socket.socket) -> None:
-        greeting = [int(Op.HELLO), protocol.VERSION, self._holder, self._block_bytes]
-        connection.sendall(protocol.encode_frame(greeting))
-        data, fds, _, _ = socket.recv_fds(connection, _GREETING_BYTES, 1)
-        try:
-            status, value = self._greeting_reply(connection, data)
-            match status, value:
-                case Status.LAYOUT_MISMATCH, [int() as wanted_bytes, int() as served_bytes]:
-                    raise LayoutMismatch(wanted_bytes, served_bytes)
-                case Status.OK, [bytes() as session, int(), int() as slab_bytes] if fds:
-                    memory = map_slab_memory(fds[0], slab_bytes, is_owner=False)
-                case _:
-                    raise ProtocolViolation(f"greeting refused: {value}")
-        finally:
-            for fd in fds:
-                os.close(fd)
-        self._slab = DramSlab(memory, self._block_bytes)
-        self._session = session
-
-    def _greeting_reply(self, connection: socket.socket, data: bytes) -> tuple[object, object]:
-        while len(data) < protocol.LENGTH.size or len(data) < protocol.LENGTH.size + (
-            protocol.frame_length(data[: protocol.LENGTH.size])
-        ):
-            more = connection.recv(_GREETING_BYTES)
-            if not more:
-                raise ConnectionError("closed during the greeting")
-            data += more
-        return _split_reply(data[protocol.LENGTH.size :])
-
     def _ask(self, op: Op, *arguments: object) -> object:
-        connection = self._socket
-        if connection is None:
-            raise KvdUnavailable(self._path, "not connected")
         try:
-            connection.sendall(protocol.encode_frame([int(op), *arguments]))
-            prefix = self._receive(connection, protocol.LENGTH.size)
-            body = self._receive(connection, protocol.frame_length(prefix))
-            return _accepted(body)
-        except (OSError, ProtocolViolation) as error:
-            raise self._broken_off(error) from error
-
-    def _receive(self, connection: socket.socket, num_bytes: int) -> bytes:
-        data = connection.recv(num_bytes)
-        while len(data) < num_bytes:
-            more = connection.recv(num_bytes - len(data))
-            if not more:
-                raise ConnectionError("closed by kvd")
-            data += more
-        return data
+            return self._connection.ask(op, *arguments)
+        except KvdUnavailable:
+            self.close()
+            raise
 
     def _broken_off(self, error: Exception) -> KvdUnavailable:
-        """Close: a late reply to this request must not be taken for the next one's."""
         self.close()
-        return KvdUnavailable(self._path, str(error) or type(error).__name__)
+        return self._connection.broken_off(error)
 
     def _parsed_reservations(
         self, rows: object, keys: list[bytes], deadline_s: float
@@ -307,18 +271,3 @@ def _leased(key: bytes, row: list[int]) -> LeasedBlock:
 def _reserved(key: bytes, row: object, session: bytes, deadline_s: float) -> Reservation:
     ((slot, generation),) = protocol.as_rows([row], 2)
     return Reservation(key, slot, generation, session, deadline_s)
-
-
-def _split_reply(body: bytes) -> tuple[object, object]:
-    match protocol.decode_body(body):
-        case [status, value]:
-            return status, value
-        case _:
-            raise ProtocolViolation("no reply")
-
-
-def _accepted(body: bytes) -> object:
-    status, value = _split_reply(body)
-    if status != Status.OK:
-        raise ProtocolViolation(f"refused: {value}")
-    return value

@@ -23,6 +23,8 @@ from tiering.tier import SlotState, Tier
 
 log = structlog.get_logger(__name__)
 
+LIST_STEP = 1024  # blocks looked at for one question: the loop must not be held up
+
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
@@ -222,6 +224,14 @@ class NodeCache:
         keys = {*self._dram.directory.keys_of(owner), *self._nvme.keys_of(owner)}
         self.discard(sorted(keys))
         return len(keys)
+
+    def listed(self, tier: Tier, start: int, owner: bytes) -> tuple[int, list[Block]]:
+        """Some readable blocks of a tier, of one owner if it is given, and where to go on (0: end)."""
+        stop = start + LIST_STEP
+        holder = self._nvme if tier is Tier.NVME else self._dram.directory
+        blocks = holder.listed(start, stop)
+        shown = [b for b in blocks if b.is_readable and owner in (b"", b.owner)]
+        return (stop if len(blocks) == LIST_STEP else 0), shown
 
     def suspect(self, key: bytes, generation: int) -> None:
         """A holder read bytes that are not those of the stamp: nobody else shall."""

@@ -11,26 +11,23 @@ from functools import partial
 import structlog
 
 from tiering.block import Block
-from tiering.block_directory import BlockDirectory
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
-from tiering.kvd.admission import AdmissionFilter, WriteBudget, WritePressure
+from tiering.kvd.admission import WriteBudget, WritePressure
 from tiering.kvd.disk_health import DiskHealth, NvmeHealth
 from tiering.kvd.io_threads import IoThreads
+from tiering.kvd.nvme_index import NvmeIndex
 from tiering.kvd.nvme_limits import NvmeLimits
 from tiering.kvd.slab_run import Source, StoreResult, checked_write, newest_copies, runs_of
 from tiering.kvd.stats import TierCounters, TierStats, snapshot
-from tiering.kvd.unit_order import UnitOrder
 from tiering.stores.block_store import ByteArray
 from tiering.stores.nvme_slab import NvmeSlab
-from tiering.tier import SlotState
 
 __all__ = ["NvmeHealth", "NvmeLimits", "NvmeTier", "Source", "StoreResult"]
 
 log = structlog.get_logger(__name__)
 
 NUM_IO_THREADS = 4
-_KVD = 0  # holder id of kvd's own slots
 
 
 class NvmeTier:
@@ -47,7 +44,7 @@ class NvmeTier:
         if slab is None:
             self._health.give_up()
         self._budget = WriteBudget(self._limits.write_bytes_per_day, time.monotonic())
-        self._adopt_slots(0)
+        self._index = NvmeIndex(0, self.unit_slots, self._limits)
         self.counters = TierCounters()
 
     # questions
@@ -70,17 +67,17 @@ class NvmeTier:
     @property
     def is_writable(self) -> bool:
         """Blocks may be written back."""
-        return self.health is NvmeHealth.ON and self._directory.num_slots > 0
+        return self.health is NvmeHealth.ON and self._index.directory.num_slots > 0
 
     @property
     def num_slots(self) -> int:
         """Slots of the file."""
-        return self._directory.num_slots
+        return self._index.directory.num_slots
 
     @property
     def num_used(self) -> int:
         """Slots in use."""
-        return self._directory.num_used
+        return self._index.directory.num_used
 
     @property
     def has_stuck_io(self) -> bool:
@@ -90,18 +87,24 @@ class NvmeTier:
     def has(self, key: bytes) -> bool:
         """The block can be read from here."""
         is_on = self.health is not NvmeHealth.OFF
-        return is_on and self._directory.find_readable(key) is not None
+        return is_on and self._index.directory.find_readable(key) is not None
 
     def keys_of(self, owner: bytes) -> list[bytes]:
         """Keys of one owner's blocks."""
-        return self._directory.keys_of(owner)
+        return self._index.directory.keys_of(owner)
+
+    def listed(self, start: int, stop: int) -> list[Block]:
+        """Listed blocks by position."""
+        return self._index.directory.listed(start, stop)
 
     def stats(self) -> TierStats:
         """The tier as it stands."""
         slot_bytes = self._slab.slot_bytes if self._slab else 0
         num_errors = self._health.num_errors
-        stats = snapshot(self._directory, slot_bytes, self.counters, self.health.value, num_errors)
-        return replace(stats, is_admission_filtered=self._filter.is_on)
+        stats = snapshot(
+            self._index.directory, slot_bytes, self.counters, self.health.value, num_errors
+        )
+        return replace(stats, is_admission_filtered=self._index.filter.is_on)
 
     # layout
 
@@ -128,17 +131,16 @@ class NvmeTier:
             return False
         newest = newest_copies(found)
         first_generation = 1 + max((stamp.generation for stamp in found.values()), default=0)
-        self._adopt_slots(self._slab.num_slots, first_generation)
-        self._directory.adopt(newest)
-        for slot in newest:
-            self._units.use(slot)
+        slab = self._slab
+        self._index = NvmeIndex(slab.num_slots, slab.unit_slots, self._limits, first_generation)
+        self._index.adopt(newest)
         log.info(
             "nvme_recovered",
             num_blocks=len(newest),
-            num_slots=self._slab.num_slots,
-            block_bytes=self._slab.block_bytes,
-            unit_slots=self._slab.unit_slots,
-            is_direct=self._slab.is_direct,
+            num_slots=slab.num_slots,
+            block_bytes=slab.block_bytes,
+            unit_slots=slab.unit_slots,
+            is_direct=slab.is_direct,
         )
         return True
 
@@ -151,8 +153,8 @@ class NvmeTier:
         except OSError as error:
             self._health.turn_off("lay_out", error, time.monotonic())
             return
-        self._adopt_slots(self._slab.num_slots)
         slab = self._slab
+        self._index = NvmeIndex(slab.num_slots, slab.unit_slots, self._limits)
         log.info("nvme_laid_out", num_slots=slab.num_slots, unit_slots=slab.unit_slots)
 
     # moves
@@ -186,21 +188,21 @@ class NvmeTier:
 
     def pin(self, key: bytes) -> Block | None:
         """Hold a block for one `fetch_all`, which ends the pin."""
-        block = self._directory.find_readable(key) if self.has(key) else None
+        block = self._index.directory.find_readable(key) if self.has(key) else None
         if block is not None:
-            self._directory.pin(block)
+            self._index.directory.pin(block)
         return block
 
     def unpin(self, block: Block) -> None:
         """Let a pinned block go unread."""
-        self._directory.unpin(block)
-        self._units.use(block.slot)
+        self._index.directory.unpin(block)
+        self._index.units.use(block.slot)
 
     def prolong(self, key: bytes) -> None:
         """A block of which DRAM just let its copy go counts as used now."""
-        block = self._directory.find_readable(key)
+        block = self._index.directory.find_readable(key)
         if block is not None:
-            self._units.use(block.slot)
+            self._index.units.use(block.slot)
 
     def runs_of(self, blocks: Sequence[Block]) -> list[range]:
         """Positions of blocks, in order, that one `fetch_all` call on the disk can read together."""
@@ -219,7 +221,7 @@ class NvmeTier:
         slab = self._slab
         if slab is None or len(stamps) < len(blocks):
             for block in blocks:
-                self._directory.unpin(block)
+                self._index.directory.unpin(block)
             return [None] * len(blocks)
         read = partial(slab.read_run, blocks[0].slot, stamps, into)
         try:
@@ -235,7 +237,7 @@ class NvmeTier:
             if fault is None:
                 self.unpin(block)
                 self.counters.num_hits += 1
-                self._filter.count_hit()
+                self._index.filter.count_hit()
             else:
                 self._on_corrupt(fault)
                 await self._quarantine(block)
@@ -244,13 +246,13 @@ class NvmeTier:
 
     async def discard(self, key: bytes) -> bool:
         """Drop a block so that no restart brings it back; False when it is not here or in use."""
-        block = self._directory.find_readable(key)
+        block = self._index.directory.find_readable(key)
         if self._slab is None or block is None or block.num_leases:
             return False
-        self._directory.pin(block)
-        self._directory.drop(block)
+        self._index.directory.pin(block)
+        self._index.directory.drop(block)
         await self._invalidate(block.slot)
-        self._directory.unpin(block)
+        self._index.directory.unpin(block)
         self.counters.evictions["discarded"] += 1
         return True
 
@@ -260,7 +262,7 @@ class NvmeTier:
             self._health.turn_off("wait", TimeoutError("a disk call hangs"), now_s)
         else:
             self._health.retry(now_s)
-        self.counters.evictions["expired"] += self._directory.expire(now_s).num_blocks
+        self.counters.evictions["expired"] += self._index.directory.expire(now_s).num_blocks
 
     async def sync(self) -> None:
         """Wait until what was stored is on the medium."""
@@ -285,9 +287,8 @@ class NvmeTier:
         if not self._budget.has(num_bytes, now_s):
             self.counters.num_stores_dropped += 1
             return StoreResult.REFUSED
-        occupancy = self._directory.num_used / self._directory.num_slots
-        pressure = WritePressure(occupancy, self._budget.is_short(now_s))
-        if source.num_uses is None or self._filter.admits(
+        pressure = WritePressure(self._index.occupancy, self._budget.is_short(now_s))
+        if source.num_uses is None or self._index.filter.admits(
             source.stamp.key, source.num_uses, pressure
         ):
             return StoreResult.STORED
@@ -296,32 +297,9 @@ class NvmeTier:
 
     def _placed(self, sources: Sequence[Source]) -> list[tuple[Block, Source]]:
         """A slot for each source, as far as there is room, in the order of the slots."""
-        self._make_room(len(sources))
-        placed = []
-        for source in sources:
-            block = self._directory.reserve(
-                source.stamp.key, _KVD, state=SlotState.WRITING, owner=source.stamp.owner
-            )
-            if block is None:
-                break
-            placed.append((block, source))
-        return sorted(placed, key=lambda pair: pair[0].slot)
-
-    def _make_room(self, num_blocks: int) -> None:
-        """Drop what is above somebody's share block by block, and then whole units."""
-        directory = self._directory
-        num_wanted = min(num_blocks, directory.num_slots)
-        for victim in directory.next_greedy_victims(max(num_wanted - directory.num_free, 0)):
-            self._drop_for_room(victim)
-        units = self._units.pop_victims()
-        while directory.num_free < num_wanted and (slots := next(units, None)) is not None:
-            for block in filter(None, map(directory.find_in_slot, slots)):
-                if block.is_readable and not block.num_leases:
-                    self._drop_for_room(block)
-
-    def _drop_for_room(self, block: Block) -> None:
-        self._directory.drop(block, is_evicted=True)
-        self.counters.evictions["capacity"] += 1
+        self.counters.evictions["capacity"] += self._index.make_room(len(sources))
+        blocks = self._index.place(source.stamp for source in sources)
+        return sorted(zip(blocks, sources, strict=False), key=lambda pair: pair[0].slot)
 
     async def _write_run(
         self, slab: NvmeSlab, placed: Sequence[tuple[Block, Source]]
@@ -337,18 +315,18 @@ class NvmeTier:
             self.counters.num_stores_dropped += len(placed)
             self._health.refuse_writes("write", error, time.monotonic())
             for block, _ in placed:
-                self._directory.abort(block)
+                self._index.directory.abort(block)
                 results[block.key] = StoreResult.REFUSED
             return results
         num_bytes = 0
         for (block, _), stamp, is_good in zip(placed, stamps, is_sound, strict=True):
             if is_good:
-                self._directory.publish(block, stamp, time.monotonic())
-                self._units.use(block.slot)
-                self._filter.count_write()
+                self._index.directory.publish(block, stamp, time.monotonic())
+                self._index.units.use(block.slot)
+                self._index.filter.count_write()
                 num_bytes += stamp.num_bytes
             else:
-                self._directory.abort(block)
+                self._index.directory.abort(block)
             results[block.key] = StoreResult.STORED if is_good else StoreResult.BAD_SOURCE
         self.counters.stores.add(num_bytes, took_s)
         self._budget.spend(num_bytes)
@@ -356,7 +334,7 @@ class NvmeTier:
         return results
 
     async def _quarantine(self, block: Block) -> None:
-        self._directory.quarantine(block)
+        self._index.directory.quarantine(block)
         await self._invalidate(block.slot)
 
     async def _invalidate(self, slot: int) -> None:
@@ -368,15 +346,6 @@ class NvmeTier:
             self._health.refuse_writes("invalidate", error, time.monotonic())
 
     # recovery
-
-    def _adopt_slots(self, num_slots: int, first_generation: int = 1) -> None:
-        limits = self._limits
-        self._directory = BlockDirectory(
-            num_slots, limits.new_evictor, first_generation, limits.tenant_share
-        )
-        unit_slots = self.unit_slots
-        self._units = UnitOrder(num_slots // unit_slots, unit_slots, limits.new_evictor)
-        self._filter = AdmissionFilter(num_slots, limits.max_writes_per_hit)
 
     async def _scan(self, slab: NvmeSlab) -> dict[int, BlockStamp]:
         found: dict[int, BlockStamp] = {}

@@ -21,13 +21,16 @@ VERSION = 1
 MAX_FRAME_BYTES = 8 << 20
 MAX_KEYS = 65_536  # of one request; a reply about so many blocks still fits a frame
 MAX_HOLDER_CHARS = 200
+MAX_NAMESPACE_CHARS = 200
 LENGTH = struct.Struct(">I")
 
 
 class Op(IntEnum):
     """First element of a request, with the arguments that follow and the value of the reply."""
 
-    HELLO = 1  # version, holder, block_bytes -> [session, slot_bytes, slab_bytes] + descriptor
+    # version, holder, block_bytes [, namespace] -> [session, slot_bytes, slab_bytes] + descriptor;
+    # block_bytes 0 greets as an operator: no descriptor, and only questions, DISCARD and PURGE
+    HELLO = 1
     FIND = 2  # keys -> num_blocks
     ACQUIRE = 3  # keys, ttl_s, wait_s -> [lease_id, [[slot, generation, checksum, is_nvme, num_tokens, num_bytes]]]
     RELEASE = 4  # lease_id [, bytes loaded, seconds] -> None
@@ -38,6 +41,8 @@ class Op(IntEnum):
     SUSPECT = 9  # key, generation -> None
     STATS = 10  # -> map
     PURGE = 11  # owner -> num_blocks
+    # is_nvme, start, owner -> [next start | 0, [[key, owner, num_tokens, num_bytes, num_leases, num_uses]]]
+    LIST = 12
 
 
 class Status(IntEnum):

@@ -83,4 +83,14 @@ def test_a_deep_data_directory_gets_sockets_elsewhere(tmp_path: Path) -> None:
     with directory.socket_directory() as sockets:
         assert len(os.fsencode(sockets / "kvd.sock")) <= 107
         assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+        assert directory.kvd_socket == sockets / "kvd.sock"
     assert not sockets.exists()
+    with directory.socket_directory() as again:  # the way to the first one is in nobody's way
+        assert directory.kvd_socket == again / "kvd.sock"
+
+
+def test_the_cache_daemon_is_found_in_the_data_directory(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path)
+    directory.create()
+    with directory.socket_directory() as sockets:
+        assert directory.kvd_socket == sockets / "kvd.sock"

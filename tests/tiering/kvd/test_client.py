@@ -384,11 +384,12 @@ def test_a_holder_that_never_reads_does_not_grow_the_daemon(
 ) -> None:
     kvd.start()
     flooder, client = kvd.client("flooder"), kvd.client()
-    assert flooder._socket is not None
-    flooder._socket.settimeout(0.2)
+    raw = flooder._connection._socket
+    assert raw is not None
+    raw.settimeout(0.2)
     frame = b"\0\0\0\2\x91\x0a"  # STATS, some hundred bytes of answer each
     with pytest.raises(TimeoutError):
-        flooder._socket.sendall(frame * 1_000_000)
+        raw.sendall(frame * 1_000_000)
     assert put(client, keys_of(1)) == 1
     flooder.close()
     eventually(lambda: client.stats().num_holders == 1)

@@ -1,0 +1,33 @@
+"""What `pointsman kv warm` reads from its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.errors import CommandRefused
+from pipeline.cli.kv_warm import read_prompts
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_lines_are_text_or_json(tmp_path: Path) -> None:
+    lines = 'Once upon\n\n{"prompt": [1, 2]}\n{"messages": [{"role": "user", "content": "hi"}]}\n'
+    assert list(read_prompts(written(tmp_path / "f", lines))) == [
+        (1, "completions", {"prompt": "Once upon"}),
+        (3, "completions", {"prompt": [1, 2]}),
+        (4, "chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [('{"prompt":', "broken JSON"), ('{"text": "x"}', "neither"), ("x" * (5 << 20), "longer")],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    with pytest.raises(CommandRefused, match=f"line 2: .*{reason}"):
+        list(read_prompts(written(tmp_path / "f", f"good\n{line}\n")))
