@@ -41,6 +41,9 @@ class NativeOperators:
     name = "native-1"
     dtype = torch.bfloat16
     batch_invariant = True
+    device = torch.device("cpu")
+    block_multiple = _BLOCK_MULTIPLE
+    num_spare_blocks = 0
 
     def __init__(self) -> None:
         """Builds the library where this machine has none yet.
@@ -83,6 +86,10 @@ class NativeOperators:
         """
         _refuse_wrong_blocks(shape, keys, values)
         return NativeAttention(self._machine, shape, keys, values)
+
+    def stage(self, plan: StepPlan) -> StepPlan:
+        """See the port."""
+        return plan
 
     def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
         """See the port. All of the body is one call, during which other Python threads run."""

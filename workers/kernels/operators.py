@@ -119,6 +119,8 @@ class Operators(Protocol):
 
     `name` changes with anything that changes a bit of a result. `batch_invariant`: a row's result
     is the same bytes whatever rows share the step, however its prompt is cut into chunks.
+    `device`: where all tensors lie. `block_multiple`: blocks hold a multiple of so many tokens.
+    `num_spare_blocks`: as many of the pool's last blocks belong to the form.
     """
 
     @property
@@ -127,6 +129,12 @@ class Operators(Protocol):
     def dtype(self) -> torch.dtype: ...  # noqa: D102
     @property
     def batch_invariant(self) -> bool: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    @property
+    def block_multiple(self) -> int: ...  # noqa: D102
+    @property
+    def num_spare_blocks(self) -> int: ...  # noqa: D102
 
     def embedding(self, table: torch.Tensor) -> Embedding:
         """`table` dtype (length, width)."""
@@ -154,6 +162,14 @@ class Operators(Protocol):
         """`keys`, `values`: dtype (num_blocks, block_tokens, kv_heads, head_dim), views of the pool.
 
         Blocks may lie apart; within a block all is contiguous.
+        """
+        ...
+
+    def stage(self, plan: StepPlan) -> StepPlan:
+        """The plan as this form's operators read it; good until the next one is staged.
+
+        `plan` lies on the host, except for `rope`. What comes back may have more rows: the buffers
+        of the step then have as many, and what the added rows hold does not matter.
         """
         ...
 

@@ -16,6 +16,9 @@ class ReferenceOperators:
     """See the port."""
 
     batch_invariant = False
+    device = torch.device("cpu")
+    block_multiple = 1
+    num_spare_blocks = 0
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -49,6 +52,10 @@ class ReferenceOperators:
     ) -> ReferenceAttention:
         """See the port."""
         return ReferenceAttention(shape, keys, values, self._contexts)
+
+    def stage(self, plan: StepPlan) -> StepPlan:
+        """See the port."""
+        return plan
 
     def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
         """See the port. Records nothing."""
@@ -176,20 +183,7 @@ class ReferenceAttention:
 
     def rotate_and_store(self, plan: StepPlan, qkv: torch.Tensor, queries: torch.Tensor) -> None:
         """See the port."""
-        shape, block_tokens = self._shape, self._keys.shape[1]
-        heads = qkv.view(len(qkv), -1, shape.head_dim)
-        sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        own, keys, values = torch.split(heads, sizes, dim=1)
-        if shape.query_norm is not None and shape.key_norm is not None:
-            width = (shape.head_dim,)
-            own.copy_(functional.rms_norm(own, width, shape.query_norm, shape.norm_eps))
-            keys.copy_(functional.rms_norm(keys, width, shape.key_norm, shape.norm_eps))
-        if shape.num_rotated:
-            _rotate(heads[:, : sizes[0] + sizes[1], : shape.num_rotated], plan)
-        queries.copy_(own)
-        blocks, offsets = plan.slots // block_tokens, plan.slots % block_tokens
-        self._keys[blocks, offsets] = keys.to(self._keys.dtype)
-        self._values[blocks, offsets] = values.to(self._values.dtype)
+        rotate_and_store(self._shape, self._keys, self._values, plan, qkv, queries)
 
     def attend_prefill(self, plan: StepPlan, queries: torch.Tensor, out: torch.Tensor) -> None:
         """See the port."""
@@ -223,6 +217,31 @@ class ReferenceAttention:
         """Keys or values of a context, (1, kv_heads, num_tokens, head_dim)."""
         gathered = pool.index_select(0, context.blocks).flatten(0, 1)[: context.num_tokens]
         return gathered.transpose(0, 1)[None]
+
+
+def rotate_and_store(
+    shape: AttentionShape,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    plan: StepPlan,
+    qkv: torch.Tensor,
+    queries: torch.Tensor,
+) -> None:
+    """`PagedAttention.rotate_and_store` of a layer with blocks `keys` and `values`."""
+    block_tokens = keys.shape[1]
+    heads = qkv.view(len(qkv), -1, shape.head_dim)
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    own, new_keys, new_values = torch.split(heads, sizes, dim=1)
+    if shape.query_norm is not None and shape.key_norm is not None:
+        width = (shape.head_dim,)
+        own.copy_(functional.rms_norm(own, width, shape.query_norm, shape.norm_eps))
+        new_keys.copy_(functional.rms_norm(new_keys, width, shape.key_norm, shape.norm_eps))
+    if shape.num_rotated:
+        _rotate(heads[:, : sizes[0] + sizes[1], : shape.num_rotated], plan)
+    queries.copy_(own)
+    blocks, offsets = plan.slots // block_tokens, plan.slots % block_tokens
+    keys[blocks, offsets] = new_keys.to(keys.dtype)
+    values[blocks, offsets] = new_values.to(values.dtype)
 
 
 def _rotate(heads: torch.Tensor, plan: StepPlan) -> None:

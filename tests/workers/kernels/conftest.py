@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.workers.kernels.flash_stand_in import FLASH_2, FLASH_3, StandIn
+from workers.kernels.cuda import CudaOperators
+from workers.kernels.cuda_graphs import Eager
+from workers.kernels.flash import Flash2, Flash3
 from workers.kernels.native import NativeOperators
 from workers.kernels.native_build import NativeKernelsMissing
 from workers.kernels.operators import Operators
@@ -25,11 +29,22 @@ def native() -> NativeOperators:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session", params=["reference-float32", "reference-bfloat16", "native"])
+FORMS = ("reference-float32", "reference-bfloat16", "native", "cuda-flash2", "cuda-flash3")
+MAX_BLOCKS = 64
+
+
+@pytest.fixture(scope="session", params=FORMS)
 def operators(request: pytest.FixtureRequest) -> Operators:
-    """Every form."""
+    """Every form; the CUDA one on the CPU, over a stand-in for flash-attn."""
     if request.param == "native":
         form: NativeOperators = request.getfixturevalue("native")
         return form
+    if request.param.startswith("cuda"):
+        flash = (
+            Flash2(StandIn(FLASH_2).module)
+            if request.param.endswith("2")
+            else Flash3(StandIn(FLASH_3).module)
+        )
+        return CudaOperators(flash, torch.device("cpu"), Eager(), MAX_BLOCKS)
     dtype = torch.float32 if request.param.endswith("32") else torch.bfloat16
     return ReferenceOperators(dtype)

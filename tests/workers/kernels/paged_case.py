@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,11 @@ class Case:
     block_tokens: int
     lanes: tuple[Lane, ...]
     seed: int
+
+    def fitted(self, operators: Operators) -> Case:
+        """With blocks that the form can read."""
+        multiple = operators.block_multiple
+        return replace(self, block_tokens=-(-self.block_tokens // multiple) * multiple)
 
 
 @st.composite
@@ -92,7 +97,7 @@ class PagedStep:
     def _blocks_of(self, lane: Lane) -> int:
         return -(-(lane.start + lane.count) // self.case.block_tokens)
 
-    def plan(self, spans: list[tuple[int, int, int]]) -> StepPlan:
+    def plan(self, spans: list[tuple[int, int, int]], device: torch.device) -> StepPlan:
         """A step over (lane, start, count) each."""
         block_tokens = self.case.block_tokens
         tables = np.zeros((len(spans), max(len(table) for table in self.tables)), np.int32)
@@ -115,7 +120,7 @@ class PagedStep:
                 histories=[[]] * len(spans),
                 num_prompt_tokens=[self.case.lanes[lane].prompt for lane, *_ in spans],
             ),
-            self.rope,
+            self.rope.to(device),
         )
 
 
@@ -124,27 +129,43 @@ class PagedRun:
 
     def __init__(self, step: PagedStep, operators: Operators) -> None:
         self.step = step
-        self.dtype = operators.dtype
+        self.operators = operators
         shape = step.case.shape
-        self.pool = torch.full(
-            (step.num_blocks, 2, 2, step.case.block_tokens, shape.num_kv_heads, shape.head_dim),
+        num_blocks = step.num_blocks + operators.num_spare_blocks
+        self.whole_pool = torch.full(
+            (num_blocks, 2, 2, step.case.block_tokens, shape.num_kv_heads, shape.head_dim),
             torch.nan,  # what nobody wrote must not be read
             dtype=operators.dtype,
+            device=operators.device,
         )
-        self.attention = operators.attention(shape, self.pool[:, 1, 0], self.pool[:, 1, 1])
+        pool = self.whole_pool
+        self.attention = operators.attention(shape, pool[:, 1, 0], pool[:, 1, 1])
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The blocks that belong to the caller, on the host."""
+        return self.whole_pool[: self.step.num_blocks].cpu()
 
     def run(self, spans: list[tuple[int, int, int]]) -> torch.Tensor:
         """Attention of a step over (lane, start, count) each, (T, heads, head_dim)."""
-        plan = self.step.plan(spans)
+        operators, shape = self.operators, self.step.case.shape
+        plan = operators.stage(self.step.plan(spans, operators.device))
         tokens = self.step.tokens
-        qkv = torch.cat([tokens[lane][start : start + count] for lane, start, count in spans])
-        shape = self.step.case.shape
-        queries = torch.empty(len(qkv), shape.num_heads, shape.head_dim, dtype=self.dtype)
+        given = torch.cat([tokens[lane][start : start + count] for lane, start, count in spans])
+        qkv = given.new_full((len(plan.positions), *given.shape[1:]), 7.0)
+        qkv[: len(given)] = given
+        qkv = qkv.to(operators.device)
+        heads = (len(qkv), shape.num_heads, shape.head_dim)
+        queries = torch.empty(heads, dtype=operators.dtype, device=operators.device)
         out = torch.full_like(queries, torch.nan)
-        self.attention.rotate_and_store(plan, qkv.clone(), queries)
-        self.attention.attend_prefill(plan, queries, out)
-        self.attention.attend_decode(plan, queries, out)
-        return out
+
+        def body() -> None:
+            self.attention.rotate_and_store(plan, qkv, queries)
+            self.attention.attend_prefill(plan, queries, out)
+            self.attention.attend_decode(plan, queries, out)
+
+        operators.replay(object(), plan, body)
+        return out[: len(given)].cpu()
 
     def run_case(self) -> torch.Tensor:
         """The case's step, after its prefixes were stored in a step of their own."""

@@ -45,7 +45,7 @@ def random(*shape: int) -> torch.Tensor:
 def test_attention_is_that_of_the_reference(
     case: Case, operators: Operators, exact: Operators
 ) -> None:
-    step = PagedStep(case)
+    step = PagedStep(case.fitted(operators))
 
     result = PagedRun(step, operators).run_case()
 
@@ -57,7 +57,7 @@ def test_attention_is_that_of_the_reference(
 def test_keys_and_values_stand_in_their_slots_and_nowhere_else(
     case: Case, operators: Operators, exact: Operators
 ) -> None:
-    step = PagedStep(case)
+    step = PagedStep(case.fitted(operators))
     run, expected = PagedRun(step, operators), PagedRun(step, exact)
 
     run.run_case()
