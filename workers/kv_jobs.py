@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from workers.model import ByteArray
+from workers.hbm_pool import HbmPool
 from workers.sequence import Sequence
 
 
@@ -82,8 +82,8 @@ class KvMover(Protocol):
         """False: there is no tier below HBM; nothing may be submitted."""
         ...
 
-    def start(self, pool: ByteArray, block_tokens: int, deliver: Deliver) -> None:
-        """Take the pool, uint8 (num_blocks, block_bytes). `deliver` may be called on any thread."""
+    def start(self, pool: HbmPool, block_tokens: int, deliver: Deliver) -> None:
+        """Take the pool. `deliver` may be called on any thread."""
         ...
 
     def load(self, job: LoadJob) -> None:
@@ -109,7 +109,7 @@ class NoCache:
 
     is_enabled: bool = field(default=False, init=False)
 
-    def start(self, pool: ByteArray, block_tokens: int, deliver: Deliver) -> None:
+    def start(self, pool: HbmPool, block_tokens: int, deliver: Deliver) -> None:
         """See the port; nothing is moved."""
 
     def load(self, job: LoadJob) -> None:

@@ -13,8 +13,8 @@ import structlog
 from tiering.errors import LayoutMismatch, TieringError
 from tiering.kvd.client import KvdClient
 from tiering.lease import Reservation
+from workers.hbm_pool import HbmPool
 from workers.kv_jobs import Deliver, KvMover, LoadJob, MoverStats, NoCache, StoreJob
-from workers.model import ByteArray
 
 __all__ = ["KvMover", "KvdMover", "NoCache"]
 
@@ -56,7 +56,7 @@ class KvdMover:
         self._stats = MoverStats()
         self._thread = threading.Thread(target=self._run, name="kv-mover", daemon=True)
 
-    def start(self, pool: ByteArray, block_tokens: int, deliver: Deliver) -> None:
+    def start(self, pool: HbmPool, block_tokens: int, deliver: Deliver) -> None:
         """See the port."""
         self._pool = pool
         self._block_tokens = block_tokens
@@ -159,20 +159,23 @@ class KvdMover:
             for index, block in enumerate(lease.blocks):
                 if job.is_abandoned:
                     break
-                if not client.load(lease, index, self._pool[job.block_ids[index]]):
+                block_id = job.block_ids[index]
+                if not client.load(lease, index, self._pool.begin_write(block_id)):
                     log.warning("kv_block_refused", tier=block.tier, num_before=index)
                     self._count(num_truncated_loads=1)
                     break
+                self._pool.finish_write(block_id)
                 if index < len(job.keys):
                     job.num_loaded += 1
                 else:
                     job.num_tail_tokens = block.num_tokens
         finally:
+            self._pool.settle()
             client.release(lease)
             num_blocks = job.num_loaded + bool(job.num_tail_tokens)
             self._count(
                 num_loaded_blocks=num_blocks,
-                num_loaded_bytes=num_blocks * self._pool.shape[1],
+                num_loaded_bytes=num_blocks * self._pool.block_bytes,
                 load_busy_s=time.perf_counter() - started_s,
             )
         if job.num_tail_tokens and job.tail_key is not None:
@@ -211,14 +214,17 @@ class KvdMover:
         started_s = time.perf_counter()
         reservations = client.reserve(keys, lifetime_s=lifetime_s)
         granted: list[Reservation] = []
+        wanted: list[int] = []
         for reservation, block_id in zip(reservations, block_ids, strict=True):
             if reservation is not None:
-                client.write(reservation, self._pool[block_id], num_tokens)
                 granted.append(reservation)
+                wanted.append(block_id)
+        for reservation, data in zip(granted, self._pool.read(wanted), strict=True):
+            client.write(reservation, data, num_tokens)
         num_stored = client.commit(granted) if granted else 0
         self._count(
             num_stored_blocks=num_stored,
-            num_stored_bytes=num_stored * self._pool.shape[1],
+            num_stored_bytes=num_stored * self._pool.block_bytes,
             store_busy_s=time.perf_counter() - started_s,
         )
         return num_stored

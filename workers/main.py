@@ -94,6 +94,7 @@ class Worker:
             shared.model,
             block_tokens=settings.block_tokens,
             dtype=settings.dtype,
+            device=settings.device,
             step_delay_ms=settings.step_delay_ms,
         )
         self._vocabulary = load_vocabulary(shared.engine, shared.model)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tiering.block_layout import BlockLayout
+from workers.hbm_pool import HbmPool
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
-ByteArray = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,19 @@ class ModelRunner(Protocol):
         """Known from construction on."""
         ...
 
-    def bind_pool(self, pool: ByteArray) -> None:
-        """Take the HBM block pool, uint8 (num_blocks, layout.block_bytes), block-major.
+    def make_pool(self, num_blocks: int) -> HbmPool:
+        """The HBM pool, blocks of `layout.block_bytes`, all zero.
 
-        The engine writes the KV of a step into it and reads context through block tables. Called
-        once, before `warm_up`.
+        Steps write their KV into it and read context through block tables. Called once, before
+        `warm_up`.
         """
         ...
 
-    def warm_up(self) -> None:
-        """Run what the first request must not pay for."""
+    def warm_up(self, max_tokens: int) -> None:
+        """Run and allocate what the first request must not pay for.
+
+        Steps will have at most `max_tokens` tokens; longer ones are computed nevertheless.
+        """
         ...
 
     def forward(self, batch: StepBatch) -> Float32Array:

@@ -66,6 +66,7 @@ class WorkerSettings(BaseSettings):
     max_batch_tokens: int = Field(default=512, ge=2)
     max_waiting: int = Field(default=4, ge=1)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["cpu", "cuda"] = "cpu"
     threads: int | None = Field(default=None, ge=1)
     step_delay_ms: float = Field(default=0.0, ge=0.0)
     drain_s: float = Field(default=25.0, ge=0.0)

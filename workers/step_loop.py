@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 
-import numpy as np
 import structlog
 
 from pipeline.protocol.failure import Ending
@@ -154,12 +153,9 @@ class Engine:
         self._let_go()
 
     def _set_up(self) -> None:
-        layout = self._runner.spec.layout
-        pool = np.empty((self._settings.num_blocks, layout.block_bytes), dtype=np.uint8)
-        pool.fill(0)  # touch every page now: a first touch costs more than a step
-        self._runner.bind_pool(pool)
-        self._runner.warm_up()
-        self._mover.start(pool, layout.block_tokens, self._send)
+        pool = self._runner.make_pool(self._settings.num_blocks)
+        self._runner.warm_up(self._settings.max_batch_tokens)
+        self._mover.start(pool, self._runner.spec.layout.block_tokens, self._send)
 
     def _is_over(self) -> bool:
         if self._num_failed_in_row >= _MAX_FAILED_STEPS:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tiering.kvd.client import KvdClient
+from workers.hbm_pool import ByteArray, HostPool
 from workers.kv_jobs import LoadJob, NoCache, NoTierBelow, StoreJob
 from workers.kv_mover import KvdMover
-from workers.model import ByteArray
 from workers.sequence import Sequence
 
 BLOCK_BYTES = 512
@@ -29,14 +29,15 @@ class Bench:
     """Movers over one pool, and the jobs that they delivered."""
 
     def __init__(self) -> None:
-        self.pool: ByteArray = np.zeros((64, BLOCK_BYTES), dtype=np.uint8)
+        self.hbm = HostPool(64, BLOCK_BYTES)
+        self.pool: ByteArray = self.hbm.blocks
         self.delivered: list[LoadJob | StoreJob] = []
         self.movers: list[KvdMover] = []
         self.on_delivery: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
 
     def start(self, mover: KvdMover) -> KvdMover:
-        mover.start(self.pool, 16, self._deliver)
+        mover.start(self.hbm, 16, self._deliver)
         self.movers.append(mover)
         return mover
 

@@ -35,13 +35,14 @@ class Activations:
 class ActivationBuffers:
     """Grows to the largest step and then allocates nothing."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
         self._dtype = dtype
+        self._device = device
         self.generation = 0  # counts the times that the rows' memory moved
         self._whole = self._make(0)
         self._views = self._whole
-        self._logits = torch.empty((0, config.vocab_size))
+        self._logits = torch.empty((0, config.vocab_size), device=device)
 
     def rows(self, num_rows: int) -> Activations:
         """Buffers of this many rows; their content is that of any earlier step."""
@@ -63,21 +64,24 @@ class ActivationBuffers:
     def logits(self, num_rows: int) -> torch.Tensor:
         """float32 (num_rows, vocab_size), the same memory each time; many rows get their own."""
         if num_rows > len(self._logits):
-            logits = torch.empty((num_rows, self._config.vocab_size))
+            logits = torch.empty((num_rows, self._config.vocab_size), device=self._device)
             if num_rows > _MAX_KEPT_LOGITS:  # a prompt is scored, which is rare
                 return logits
             self._logits = logits
         return self._logits[:num_rows]
 
     def _make(self, num_rows: int) -> Activations:
-        config, dtype = self._config, self._dtype
+        config = self._config
+
+        def rows(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty((num_rows, *shape), dtype=dtype, device=self._device)
+
         num_all = config.num_heads + 2 * config.num_kv_heads
-        heads = (num_rows, config.num_heads, config.head_dim)
         return Activations(
-            stream=torch.empty((num_rows, config.hidden_size)),
-            normed=torch.empty((num_rows, config.hidden_size), dtype=dtype),
-            qkv=torch.empty((num_rows, num_all, config.head_dim)),
-            queries=torch.empty(heads, dtype=dtype),
-            attended=torch.empty(heads, dtype=dtype),
-            gated=torch.empty((num_rows, config.intermediate_size), dtype=dtype),
+            stream=rows(config.hidden_size, dtype=torch.float32),
+            normed=rows(config.hidden_size, dtype=self._dtype),
+            qkv=rows(num_all, config.head_dim, dtype=torch.float32),
+            queries=rows(config.num_heads, config.head_dim, dtype=self._dtype),
+            attended=rows(config.num_heads, config.head_dim, dtype=self._dtype),
+            gated=rows(config.intermediate_size, dtype=self._dtype),
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.model import ByteArray, Float32Array, Int64Array, ModelRunner, StepBatch
+from workers.hbm_pool import ByteArray, HostPool
+from workers.model import Float32Array, Int64Array, ModelRunner, StepBatch
 from workers.models.load import load_runner
 
 FORMS = ("auto", "bfloat16", "float32", "reference-bfloat16")
@@ -35,16 +36,25 @@ class Lane:
 class EngineBench:
     """An engine with a pool of blocks, dealt out in a random order that `seed` decides.
 
-    Binds the engine's pool: of several benches on one engine only the latest may step.
+    Makes the engine's pool: of several benches on one engine only the latest may step.
     """
 
     def __init__(self, runner: ModelRunner, num_blocks: int = 64, seed: int = 1) -> None:
         self.runner = runner
-        layout = runner.spec.layout
-        self.pool: ByteArray = np.zeros((num_blocks, layout.block_bytes), dtype=np.uint8)
+        self.hbm = runner.make_pool(num_blocks)
         self._free: list[int] = np.random.default_rng(seed).permutation(num_blocks).tolist()
-        runner.bind_pool(self.pool)
-        runner.warm_up()
+        runner.warm_up(1)
+
+    @property
+    def pool(self) -> ByteArray:
+        """The blocks of an engine on the host, (num_blocks, block_bytes), the engine's own memory.
+
+        Raises:
+            TypeError: they lie elsewhere; `hbm` reads and writes them.
+        """
+        if not isinstance(self.hbm, HostPool):
+            raise TypeError(f"the pool is no host memory: {self.hbm}")
+        return self.hbm.blocks
 
     def lane(self, prompt: Sequence[int], num_more: int = 0) -> Lane:
         """A sequence with blocks for its prompt and `num_more` tokens; nothing is computed."""

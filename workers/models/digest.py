@@ -11,8 +11,9 @@ import xxhash
 
 from pipeline.script_book import BASE_VOCAB_SIZE, EOS_ID
 from tiering.block_layout import BlockLayout
-from workers.model import ByteArray, Float32Array, Int32Array, ModelSpec, StepBatch
-from workers.models.errors import PoolMismatch, PoolNotBound
+from workers.hbm_pool import ByteArray, HostPool
+from workers.model import Float32Array, Int32Array, ModelSpec, StepBatch
+from workers.models.errors import PoolNotBound
 
 _ENTRY_BYTES = 32
 _FIRST_PRINTABLE = 32
@@ -61,18 +62,13 @@ class DigestRunner:
         """See the port."""
         return self._spec
 
-    def bind_pool(self, pool: ByteArray) -> None:
-        """See the port.
+    def make_pool(self, num_blocks: int) -> HostPool:
+        """See the port."""
+        pool = HostPool(num_blocks, self._spec.layout.block_bytes)
+        self._blocks = pool.blocks
+        return pool
 
-        Raises:
-            PoolMismatch: the pool is not made of this engine's blocks.
-        """
-        block_bytes = self._spec.layout.block_bytes
-        if pool.shape[1] != block_bytes:
-            raise PoolMismatch(pool.shape[1], block_bytes)
-        self._blocks = pool
-
-    def warm_up(self) -> None:
+    def warm_up(self, max_tokens: int) -> None:
         """See the port; nothing to do."""
 
     def forward(self, batch: StepBatch) -> Float32Array:

@@ -4,9 +4,8 @@ ModelError
 ├── ModelRefused        the model cannot be run exactly: choose another, the reason says why
 ├── ModelFilesMissing   the directory is no complete model: convert or download it again
 ├── EngineNotKnown      no engine has this name: choose one of those named
-├── PoolMismatch        the pool was laid out for another model: a fault of the caller
 ├── TokenNotKnown       a token id outside the vocabulary: the caller has another tokenizer
-└── PoolNotBound        `forward` before `bind_pool`: a fault of the caller
+└── PoolNotBound        `forward` before `make_pool`: a fault of the caller
 """
 
 from __future__ import annotations
@@ -52,21 +51,6 @@ class EngineNotKnown(ModelError):
         return f"no engine is called {self.engine!r}; there are {', '.join(self.known)}"
 
 
-class PoolMismatch(ModelError):
-    """The pool's blocks have another size than the model's."""
-
-    def __init__(self, pool_block_bytes: int, model_block_bytes: int) -> None:
-        super().__init__(pool_block_bytes, model_block_bytes)
-        self.pool_block_bytes = pool_block_bytes
-        self.model_block_bytes = model_block_bytes
-
-    def __str__(self) -> str:
-        return (
-            f"the pool has blocks of {self.pool_block_bytes} bytes, "
-            f"the model's are {self.model_block_bytes}"
-        )
-
-
 class TokenNotKnown(ModelError):
     """A step holds a token id that the model has no embedding for."""
 
@@ -83,4 +67,4 @@ class PoolNotBound(ModelError):
     """A step was asked for before the engine was given its pool."""
 
     def __str__(self) -> str:
-        return "bind_pool comes before forward"
+        return "make_pool comes before forward"

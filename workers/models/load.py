@@ -19,13 +19,15 @@ def load_runner(
     *,
     block_tokens: int = 16,
     dtype: str = "float32",
+    device: str = "cpu",
     step_delay_ms: float = 0.0,
 ) -> ModelRunner:
-    """The engine called `engine`, ready for `bind_pool`.
+    """The engine called `engine`, ready for `make_pool`.
 
     `model` is a Hugging Face directory for torch and a script book for script (the built-in book
     without one); digest has none. `dtype` is torch's: "float32", "bfloat16", or "auto", which is
-    bfloat16 where the native operators run and float32 elsewhere. `step_delay_ms` is digest's.
+    bfloat16 on a GPU and where the native operators run, and float32 elsewhere; so is `device`, "cpu"
+    or "cuda". `step_delay_ms` is digest's.
 
     Raises:
         EngineNotKnown: no engine has this name.
@@ -44,4 +46,4 @@ def load_runner(
         raise ModelFilesMissing("engine torch", "model directory")
     from workers.models.torch_runner import TorchRunner  # noqa: PLC0415  # loads torch
 
-    return TorchRunner(model, block_tokens=block_tokens, dtype=dtype)
+    return TorchRunner(model, block_tokens=block_tokens, dtype=dtype, device=device)

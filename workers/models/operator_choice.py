@@ -8,6 +8,9 @@ from typing import Literal, get_args
 import structlog
 import torch
 
+from workers.kernels.cuda import CudaOperators
+from workers.kernels.cuda_graphs import GraphRecorder
+from workers.kernels.flash import find_flash, why_not_flash
 from workers.kernels.native import NativeOperators, why_not_native
 from workers.kernels.native_build import NativeKernelsMissing
 from workers.kernels.operators import Operators
@@ -20,19 +23,24 @@ log = structlog.get_logger(__name__)
 EngineDtype = Literal["auto", "float32", "bfloat16"]
 
 
-def choose_operators(config: DecoderConfig, block_tokens: int, dtype: str) -> Operators:
-    """The fastest form that computes in `dtype`.
+def choose_operators(
+    config: DecoderConfig, block_tokens: int, dtype: str, device: str = "cpu"
+) -> Operators:
+    """The fastest form that computes in `dtype` on `device` ("cpu" or "cuda").
 
     "auto" is bfloat16 where the native form runs, else float32: without it bfloat16 is slower and
-    no batch gives the same bytes as another.
+    no batch gives the same bytes as another. On a GPU it is bfloat16.
 
     Raises:
-        ModelRefused: `dtype` is no type of the torch engine.
+        ModelRefused: `dtype` is no type of the torch engine or of the device, or the device's
+            libraries are missing or cannot run this model.
     """
     if dtype not in get_args(EngineDtype):
         raise ModelRefused(
             config.name, f"dtype {dtype} is not one of {', '.join(get_args(EngineDtype))}"
         )
+    if device == "cuda":
+        return _cuda_operators(config, block_tokens, dtype)
     if dtype == "float32":
         return ReferenceOperators(torch.float32)
     query_width = config.num_heads * config.head_dim
@@ -42,6 +50,21 @@ def choose_operators(config: DecoderConfig, block_tokens: int, dtype: str) -> Op
         return NativeOperators()
     log.warning("native_kernels_not_used", model=config.name, reason=reason)
     return ReferenceOperators(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+
+
+def _cuda_operators(config: DecoderConfig, block_tokens: int, dtype: str) -> Operators:
+    if dtype == "float32":
+        raise ModelRefused(config.name, "on a GPU it runs in bfloat16 only")
+    flash = find_flash()
+    if flash is None:
+        raise ModelRefused(
+            config.name, 'a GPU needs flash-attn: pip install --no-build-isolation ".[gpu]"'
+        )
+    reason = why_not_flash(flash, config.head_dim, block_tokens)
+    if reason is not None:
+        raise ModelRefused(config.name, reason)
+    max_blocks = -(-config.context_tokens // block_tokens)
+    return CudaOperators(flash, torch.device("cuda"), GraphRecorder(), max_blocks)
 
 
 @cache

@@ -17,12 +17,12 @@ class RopeTable:
     Computed in pieces of a fixed size, so that an angle never depends on who asked first.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int) -> None:
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         self.num_rotated = int(head_dim * config.partial)
         powers = torch.arange(0, self.num_rotated, 2, dtype=torch.int64).float() / self.num_rotated
         self._frequencies = _stretch(1.0 / (config.theta**powers), config)
         self._scale = config.attention_factor
-        self._table = torch.empty((0, self.num_rotated))
+        self._table = torch.empty((0, self.num_rotated), device=device)
 
     def up_to(self, num_positions: int) -> torch.Tensor:
         """float32 (at least num_positions, num_rotated), cosines then sines of each position."""
@@ -30,7 +30,8 @@ class RopeTable:
             return self._table
         wanted = max(num_positions, 2 * len(self._table))
         firsts = range(len(self._table), wanted, _PIECE_TOKENS)
-        self._table = torch.cat((self._table, *(self._piece(first) for first in firsts)))
+        pieces = [self._piece(first).to(self._table.device) for first in firsts]
+        self._table = torch.cat((self._table, *pieces))
         return self._table
 
     def _piece(self, first: int) -> torch.Tensor:

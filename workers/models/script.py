@@ -10,8 +10,8 @@ import numpy as np
 
 from pipeline.script_book import EOS_ID, Script, ScriptBook
 from tiering.block_layout import BlockLayout
-from workers.model import ByteArray, Float32Array, ModelSpec, StepBatch
-from workers.models.errors import PoolMismatch
+from workers.hbm_pool import HostPool
+from workers.model import Float32Array, ModelSpec, StepBatch
 
 _FLOOR = -9999.0  # exp() of it is zero, yet it stays a finite number in a JSON answer
 
@@ -44,17 +44,11 @@ class ScriptRunner:
         """See the port."""
         return self._spec
 
-    def bind_pool(self, pool: ByteArray) -> None:
-        """See the port.
+    def make_pool(self, num_blocks: int) -> HostPool:
+        """See the port."""
+        return HostPool(num_blocks, self._spec.layout.block_bytes)
 
-        Raises:
-            PoolMismatch: the pool is not made of this engine's blocks.
-        """
-        block_bytes = self._spec.layout.block_bytes
-        if pool.shape[1] != block_bytes:
-            raise PoolMismatch(pool.shape[1], block_bytes)
-
-    def warm_up(self) -> None:
+    def warm_up(self, max_tokens: int) -> None:
         """See the port; nothing to do."""
 
     def forward(self, batch: StepBatch) -> Float32Array:

@@ -1,4 +1,4 @@
-"""The torch engine: a real model behind the model port, on the CPU."""
+"""The torch engine: a real model behind the model port, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import numpy as np
 import torch
 
 from tiering.block_layout import BlockLayout, KvDtype
+from workers.hbm_pool import HbmPool, HostPool
+from workers.kernels.decode_buckets import BUCKETS
+from workers.kernels.device_pool import DevicePool
 from workers.kernels.operators import Operators, PagedAttention
 from workers.kernels.step_plan import plan_step
-from workers.model import ByteArray, Float32Array, ModelSpec, StepBatch
-from workers.models.errors import PoolMismatch, PoolNotBound, TokenNotKnown
+from workers.model import Float32Array, ModelSpec, StepBatch
+from workers.models.errors import PoolNotBound, TokenNotKnown
 from workers.models.families import read_config
 from workers.models.operator_choice import choose_operators
 from workers.models.transformer import Decoder
@@ -29,12 +32,13 @@ class TorchRunner:
         *,
         block_tokens: int = 16,
         dtype: str = "float32",
+        device: str = "cpu",
         operators: Operators | None = None,
     ) -> None:
         """Read the model into memory.
 
-        `dtype` is "float32", "bfloat16" or "auto" (see `choose_operators`); `operators`, where
-        given, decide instead.
+        `dtype` is "float32", "bfloat16" or "auto", `device` "cpu" or "cuda" (see
+        `choose_operators`); `operators`, where given, decide instead.
 
         Raises:
             ModelFilesMissing: the directory lacks a file or a weight.
@@ -42,7 +46,7 @@ class TorchRunner:
         """
         config = read_config(model)
         if operators is None:
-            operators = choose_operators(config, block_tokens, dtype)
+            operators = choose_operators(config, block_tokens, dtype, device)
         kv_dtype = _KV_DTYPES[operators.dtype]
         self._spec = ModelSpec(
             layout=BlockLayout(
@@ -62,28 +66,36 @@ class TorchRunner:
         self._dtype = operators.dtype
         self._decoder = Decoder(model, config, operators)
         self._attentions: list[PagedAttention] | None = None
+        self._host_logits = torch.empty(0)
 
     @property
     def spec(self) -> ModelSpec:
         """See the port."""
         return self._spec
 
-    def bind_pool(self, pool: ByteArray) -> None:
-        """See the port.
-
-        Raises:
-            PoolMismatch: the pool is not made of this model's blocks.
-        """
-        block_bytes = self._spec.layout.block_bytes
-        if pool.shape[1] != block_bytes:
-            raise PoolMismatch(pool.shape[1], block_bytes)
-        layout = self._spec.layout
+    def make_pool(self, num_blocks: int) -> HbmPool:
+        """See the port."""
+        layout, operators = self._spec.layout, self.operators
+        pool: HostPool | DevicePool
+        if operators.device.type == "cpu" and not operators.num_spare_blocks:
+            pool = HostPool(num_blocks, layout.block_bytes)
+            memory = torch.from_numpy(pool.blocks)
+        else:
+            spare = operators.num_spare_blocks
+            pool = DevicePool(num_blocks, layout.block_bytes, operators.device, spare)
+            memory = pool.tensor
         shape = (layout.num_layers, 2, layout.block_tokens, layout.num_kv_heads, layout.head_dim)
-        blocks = torch.from_numpy(pool).view(self._dtype).view(len(pool), *shape)
-        self._attentions = self._decoder.bind(blocks)
+        self._attentions = self._decoder.bind(memory.view(self._dtype).view(len(memory), *shape))
+        return pool
 
-    def warm_up(self) -> None:
+    def warm_up(self, max_tokens: int) -> None:
         """See the port. Writes into block 0, which holds nothing yet."""
+        is_cpu = self.operators.device.type == "cpu"
+        self._decoder.reserve(max_tokens if is_cpu else max(max_tokens, BUCKETS[-1]))
+        if not is_cpu:  # graphs name the table: it must not move
+            self._decoder.rope(self._spec.context_tokens)
+            for bucket in reversed(BUCKETS):
+                self.forward(_decode_rows(bucket))
         num_tokens = self._spec.layout.block_tokens
         for start, end in ((0, num_tokens - 1), (num_tokens - 1, num_tokens)):
             if start < end:
@@ -109,10 +121,37 @@ class TorchRunner:
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.logit_rows),
             self._attentions,
-            plan_step(batch, rope),
+            self.operators.stage(plan_step(batch, rope)),
         )
-        result: Float32Array = logits.numpy()
+        result: Float32Array = self._on_host(logits).numpy()
         return result
+
+    def _on_host(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits in host memory; with them, all of the step is done."""
+        if logits.device.type == "cpu":
+            return logits
+        if len(self._host_logits) < len(logits):
+            self._host_logits = torch.empty(logits.shape, pin_memory=True)
+        here = self._host_logits[: len(logits)]
+        here.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream(logits.device).synchronize()
+        return here
+
+
+def _decode_rows(num_rows: int) -> StepBatch:
+    """A step of decode rows alone: as many sequences of one token, all in block 0."""
+    zeros = np.zeros(num_rows, dtype=np.int64)
+    return StepBatch(
+        token_ids=zeros,
+        positions=zeros,
+        slot_mapping=zeros,
+        cu_query_lens=np.arange(num_rows + 1, dtype=np.int32),
+        context_lens=np.ones(num_rows, dtype=np.int32),
+        block_tables=np.zeros((num_rows, 1), dtype=np.int32),
+        logit_rows=np.arange(num_rows, dtype=np.int64),
+        histories=[[0]] * num_rows,
+        num_prompt_tokens=[0] * num_rows,
+    )
 
 
 def _first_block(start: int, end: int, num_prompt_tokens: int) -> StepBatch:

@@ -51,13 +51,14 @@ class Decoder:
             ModelRefused: the weights do not fit the config, or some have no place here.
         """
         self._operators = operators
-        self._rope = RopeTable(config.rope, config.head_dim)
-        self._buffers = ActivationBuffers(config, operators.dtype)
+        self._rope = RopeTable(config.rope, config.head_dim, operators.device)
+        self._buffers = ActivationBuffers(config, operators.dtype, operators.device)
         self._num_binds = 0
         files = WeightFiles(directory)
         reader = _LayerReader(files, config, operators, self._rope.num_rotated)
         table = (config.vocab_size, config.hidden_size)
         embedding = files.take("model.embed_tokens.weight", operators.dtype, table)
+        embedding = embedding.to(operators.device)  # once, also where the head is the same
         self._embedding = operators.embedding(embedding)
         self._layers = [reader.read(number) for number in range(config.num_layers)]
         norm = files.take("model.norm.weight", torch.float32, (config.hidden_size,))
@@ -72,6 +73,10 @@ class Decoder:
     def rope(self, num_positions: int) -> torch.Tensor:
         """The rotations of the positions up to there, for a `StepPlan`."""
         return self._rope.up_to(num_positions)
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for steps of so many rows, so that none has to allocate."""
+        self._buffers.rows(num_rows)
 
     def bind(self, pool: torch.Tensor) -> list[PagedAttention]:
         """Each layer's attention over its share of the pool.
@@ -93,9 +98,10 @@ class Decoder:
     ) -> torch.Tensor:
         """Logits, float32 (R, vocab_size), of the wanted rows of a packed step of T tokens.
 
-        They lie in a buffer that the next call writes again.
+        They lie in a buffer that the next call writes again. `plan` is a staged one.
         """
-        state = self._buffers.rows(len(token_ids))
+        state = self._buffers.rows(len(plan.positions))
+        device = self._operators.device
 
         def run_layers() -> None:
             for layer, attention in zip(self._layers, attentions, strict=True):
@@ -104,9 +110,10 @@ class Decoder:
                 layer.gate_up(state.normed, state.gated)
                 layer.down.add_to(state.gated, state.stream)
 
-        self._embedding(token_ids, state.stream)
+        num_tokens = len(token_ids)
+        self._embedding(token_ids.to(device, non_blocking=True), state.stream[:num_tokens])
         self._operators.replay((self._buffers.generation, self._num_binds), plan, run_layers)
-        wanted = state.stream[logit_rows]
+        wanted = state.stream[logit_rows.to(device, non_blocking=True)]
         normed = torch.empty_like(wanted, dtype=self._operators.dtype)
         self._norm(wanted, normed)
         logits = self._buffers.logits(len(logit_rows))

@@ -11,11 +11,16 @@ import torch
 import transformers
 
 from pipeline.script_book import Script, ScriptBook
+from tests.workers.kernels.flash_stand_in import FLASH_3, StandIn
 from tests.workers.models.tiny_models import tiny_configs
+from workers.kernels.cuda import CudaOperators
+from workers.kernels.cuda_graphs import Eager
+from workers.kernels.flash import Flash3
 from workers.model import ModelRunner
 from workers.models.digest import DigestRunner
 from workers.models.load import load_runner
 from workers.models.script import ScriptRunner
+from workers.models.torch_runner import TorchRunner
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -52,7 +57,7 @@ def exact_runner(request: pytest.FixtureRequest, tiny_model: Callable[[str], Pat
     return small_engine(str(request.param), tiny_model)
 
 
-@pytest.fixture(params=[*EXACT_ENGINES, "torch-bfloat16"])
+@pytest.fixture(params=[*EXACT_ENGINES, "torch-bfloat16", "cuda-bfloat16"])
 def runner(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> ModelRunner:
     """Every engine, small."""
     return small_engine(str(request.param), tiny_model)
@@ -65,7 +70,16 @@ def small_engine(name: str, tiny_model: Callable[[str], Path]) -> ModelRunner:
     if engine == "script":
         script = Script(pieces=tuple("abcdefghijklmnopqrstuvwxyz"), logprob=-0.1)
         return ScriptRunner(ScriptBook(scripts={"default": script}))
+    if engine == "cuda":
+        return cuda_engine_on_the_cpu(tiny_model("llama"))
     return load_runner("torch", tiny_model("llama"), dtype=dtype)
+
+
+def cuda_engine_on_the_cpu(model: Path, block_tokens: int = 16) -> TorchRunner:
+    """All of the CUDA engine but CUDA: over a stand-in for flash-attn, recording no graphs."""
+    flash = Flash3(StandIn(FLASH_3).module)
+    operators = CudaOperators(flash, torch.device("cpu"), Eager(), max_blocks=512 // block_tokens)
+    return TorchRunner(model, block_tokens=block_tokens, operators=operators)
 
 
 @pytest.fixture(scope="session")

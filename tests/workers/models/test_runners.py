@@ -9,7 +9,7 @@ import pytest
 
 from workers.model import ModelRunner, StepBatch
 from workers.models.bench import EngineBench
-from workers.models.errors import EngineNotKnown, ModelFilesMissing, PoolMismatch
+from workers.models.errors import EngineNotKnown, ModelFilesMissing
 from workers.models.load import load_runner
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100] * 5
@@ -103,12 +103,10 @@ def test_kv_bytes_depend_on_the_tokens_and_not_on_the_blocks(runner: ModelRunner
     second = other.lane(PROMPT)
     other.catch_up(second)
 
-    assert (one.pool[first.block_ids[:3]] == other.pool[second.block_ids[:3]]).all()
-
-
-def test_a_pool_of_other_blocks_is_refused(runner: ModelRunner) -> None:
-    with pytest.raises(PoolMismatch, match=str(runner.spec.layout.block_bytes)):
-        runner.bind_pool(np.zeros((4, runner.spec.layout.block_bytes + 8), dtype=np.uint8))
+    for left, right in zip(
+        one.hbm.read(first.block_ids[:3]), other.hbm.read(second.block_ids[:3]), strict=True
+    ):
+        assert (left == right).all()
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:

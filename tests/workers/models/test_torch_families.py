@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.workers.kernels.flash_stand_in import FLASH_2, StandIn
+from tests.workers.models.conftest import cuda_engine_on_the_cpu
 from tests.workers.models.tiny_models import TINY_NAMES
 from workers.models.bench import EngineBench
 from workers.models.errors import ModelFilesMissing, ModelRefused
@@ -61,6 +64,23 @@ def test_bfloat16_stays_near_float32(name: str, tiny_model: MakeModel) -> None:
     logits = bench.step([bench.lane(PROMPT)], [len(PROMPT)])[0]
 
     assert np.abs(logits - expected).mean() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_the_cuda_engine_stays_near_float32_in_prefill_chunks_and_padded_decode(
+    name: str, tiny_model: MakeModel
+) -> None:
+    directory = tiny_model(name)
+    bench = EngineBench(cuda_engine_on_the_cpu(directory))
+    expected = oracle(directory, PROMPT).numpy()
+    scale = 0.05 * np.abs(expected).max()
+    lanes = [bench.lane(PROMPT) for _ in range(3)]
+    for lane in lanes:
+        lane.num_prompt_tokens = 60
+
+    for count in (50, 10, *[1] * 8):
+        logits = bench.step(lanes, [count] * 3)
+        assert np.abs(logits - expected[lanes[0].num_computed - 1]).mean() < scale
 
 
 def test_shards_are_read_as_one_file_is(tiny_model: MakeModel, tmp_path: Path) -> None:
@@ -119,6 +139,31 @@ def test_what_cannot_be_run_exactly_is_refused_with_the_reason(
 def test_an_unknown_type_of_numbers_is_refused(tiny_model: MakeModel) -> None:
     with pytest.raises(ModelRefused, match="float16 is not one of"):
         load_runner("torch", tiny_model("llama"), dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "block_tokens", "reason"),
+    [
+        (None, "auto", 256, "needs flash-attn: pip install"),
+        (StandIn(FLASH_2).module, "auto", 16, "blocks of a multiple of 256 tokens"),
+        (StandIn(FLASH_2).module, "float32", 256, "bfloat16 only"),
+    ],
+)
+def test_a_gpu_that_cannot_run_it_is_refused_with_the_reason_before_anything_is_loaded(
+    module: Any,
+    dtype: str,
+    block_tokens: int,
+    reason: str,
+    tiny_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+
+    with pytest.raises(ModelRefused, match=reason):
+        load_runner(
+            "torch", tiny_model("llama"), dtype=dtype, block_tokens=block_tokens, device="cuda"
+        )
 
 
 def test_the_older_form_of_rope_settings_means_the_same(
