@@ -78,7 +78,7 @@ class Rig:
     # places in the file
 
     def slot_of(self, key: bytes) -> int:
-        block = self.tier._directory.find_readable(key)
+        block = self.tier._index.directory.find_readable(key)
         assert block is not None
         return block.slot
 
