@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tiering import frames
 from tiering.block_stamp import BlockStamp
 from tiering.errors import KvdUnavailable, ProtocolViolation, SlotCorrupt
-from tiering.kvd import protocol
 from tiering.kvd.connection import KvdConnection
 from tiering.kvd.protocol import Op
 from tiering.kvd.stats import KvdStats
@@ -94,14 +94,14 @@ class KvdClient:
         """Length of the head run of `keys` that is READY in DRAM or NVMe. Changes nothing."""
         if not keys:
             return 0
-        return protocol.as_int(self._ask(Op.FIND, list(keys[: protocol.MAX_KEYS])))
+        return frames.as_int(self._ask(Op.FIND, list(keys[: frames.MAX_KEYS])))
 
     def acquire(self, keys: Sequence[bytes], *, ttl_s: float = 30.0) -> BlockLease:
         """Lease the head run of `keys`; blocks found on NVMe are promoted to DRAM first.
 
         The run ends at the first block that is absent, still being written, corrupt or late.
         """
-        asked = list(keys[: protocol.MAX_KEYS])
+        asked = list(keys[: frames.MAX_KEYS])
         deadline_s = time.monotonic() + ttl_s  # before asking, so that kvd's deadline is later
         if not asked:
             return BlockLease(0, [], self._session, deadline_s)
@@ -157,7 +157,7 @@ class KvdClient:
         `lifetime_s` the blocks vanish that long after their commit and are never written to NVMe.
         `owner` (8 bytes, `owner_tag`): the tenant whose share of the tiers the blocks count for.
         """
-        asked = list(keys[: protocol.MAX_KEYS])
+        asked = list(keys[: frames.MAX_KEYS])
         deadline_s = time.monotonic() + ttl_s
         if not asked:
             return []
@@ -203,7 +203,7 @@ class KvdClient:
         if not rows:
             return 0
         store_s, self._store_s = self._store_s, 0.0
-        return protocol.as_int(self._ask(Op.COMMIT, rows, store_s))
+        return frames.as_int(self._ask(Op.COMMIT, rows, store_s))
 
     def abort(self, reservations: Sequence[Reservation]) -> None:
         """Give reserved slots back unwritten. Idempotent."""
@@ -214,11 +214,11 @@ class KvdClient:
     def discard(self, keys: Sequence[bytes]) -> None:
         """Drop blocks from all tiers, except those under a lease."""
         if keys:
-            self._ask(Op.DISCARD, list(keys[: protocol.MAX_KEYS]))
+            self._ask(Op.DISCARD, list(keys[: frames.MAX_KEYS]))
 
     def purge(self, owner: bytes) -> int:
         """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
-        return protocol.as_int(self._ask(Op.PURGE, owner))
+        return frames.as_int(self._ask(Op.PURGE, owner))
 
     def stats(self) -> KvdStats:
         """What the daemon counts."""
@@ -256,7 +256,7 @@ class KvdClient:
 def _parsed_lease(value: object, keys: list[bytes]) -> tuple[int, list[LeasedBlock]]:
     match value:
         case [int() as lease_id, list() as rows] if len(rows) <= len(keys):
-            numbers = protocol.as_rows(rows, 6)
+            numbers = frames.as_rows(rows, 6)
             return lease_id, [_leased(k, row) for k, row in zip(keys, numbers, strict=False)]
         case _:
             raise ProtocolViolation("no lease")
@@ -269,5 +269,5 @@ def _leased(key: bytes, row: list[int]) -> LeasedBlock:
 
 
 def _reserved(key: bytes, row: object, session: bytes, deadline_s: float) -> Reservation:
-    ((slot, generation),) = protocol.as_rows([row], 2)
+    ((slot, generation),) = frames.as_rows([row], 2)
     return Reservation(key, slot, generation, session, deadline_s)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiering import frames
 from tiering.errors import KvdUnavailable, LayoutMismatch, ProtocolViolation
 from tiering.kvd import protocol
 from tiering.kvd.protocol import Op, Status
@@ -76,9 +77,9 @@ class KvdConnection:
         try:
             if more_s:
                 connection.settimeout(self.timeout_s + more_s)
-            connection.sendall(protocol.encode_frame([int(op), *arguments]))
-            prefix = self._receive(connection, protocol.LENGTH.size)
-            body = self._receive(connection, protocol.frame_length(prefix))
+            connection.sendall(frames.encode_frame([int(op), *arguments]))
+            prefix = self._receive(connection, frames.LENGTH.size)
+            body = self._receive(connection, frames.frame_length(prefix))
             if more_s:
                 connection.settimeout(self.timeout_s)
             return _accepted(body)
@@ -91,7 +92,7 @@ class KvdConnection:
         return KvdUnavailable(self._path, str(error) or type(error).__name__)
 
     def _greet(self, connection: socket.socket, greeting: Sequence[object]) -> Welcome:
-        frame = protocol.encode_frame([int(Op.HELLO), protocol.VERSION, *greeting])
+        frame = frames.encode_frame([int(Op.HELLO), protocol.VERSION, *greeting])
         connection.sendall(frame)
         data, fds, _, _ = socket.recv_fds(connection, _GREETING_BYTES, 1)
         try:
@@ -109,14 +110,14 @@ class KvdConnection:
                 os.close(fd)
 
     def _greeting_reply(self, connection: socket.socket, data: bytes) -> tuple[object, object]:
-        while len(data) < protocol.LENGTH.size or len(data) < protocol.LENGTH.size + (
-            protocol.frame_length(data[: protocol.LENGTH.size])
+        while len(data) < frames.LENGTH.size or len(data) < frames.LENGTH.size + (
+            frames.frame_length(data[: frames.LENGTH.size])
         ):
             more = connection.recv(_GREETING_BYTES)
             if not more:
                 raise ConnectionError("closed during the greeting")
             data += more
-        return _split_reply(data[protocol.LENGTH.size :])
+        return _split_reply(data[frames.LENGTH.size :])
 
     def _receive(self, connection: socket.socket, num_bytes: int) -> bytes:
         data = connection.recv(num_bytes)
@@ -129,7 +130,7 @@ class KvdConnection:
 
 
 def _split_reply(body: bytes) -> tuple[object, object]:
-    match protocol.decode_body(body):
+    match frames.decode_body(body):
         case [status, value]:
             return status, value
         case _:

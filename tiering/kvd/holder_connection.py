@@ -11,10 +11,11 @@ from typing import Protocol
 
 import structlog
 
+from tiering import frames
 from tiering.errors import LayoutMismatch, ProtocolViolation
 from tiering.kvd import protocol
 from tiering.kvd.node_cache import NodeCache
-from tiering.kvd.protocol import FrameBuffer, Op, Status
+from tiering.kvd.protocol import Op, Status
 from tiering.kvd.requests import OPERATOR_OPS, Reply, Requests
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,7 @@ class HolderConnection(asyncio.Protocol):
         self._cache = server.cache
         self._holder_id = holder_id
         self._requests = Requests(server.cache, holder_id, lambda: server.num_holders)
-        self._frames = FrameBuffer()
+        self._frames = frames.FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._slow: asyncio.Task[None] | None = None
         self._is_choked = False
@@ -103,7 +104,7 @@ class HolderConnection(asyncio.Protocol):
     def _serve(self) -> None:
         try:
             while not self._is_busy and (body := self._frames.pop()) is not None:
-                self._answer(protocol.decode_body(body))
+                self._answer(frames.decode_body(body))
         except ProtocolViolation as error:
             log.warning("holder_broken_off", holder=self.holder, reason=error.reason)
             self.abort()
@@ -128,7 +129,7 @@ class HolderConnection(asyncio.Protocol):
         if op == Op.HELLO:
             self._hello(arguments)
             return
-        number = protocol.as_int(op)
+        number = frames.as_int(op)
         if self.holder is None or (self.is_operator and number not in OPERATOR_OPS):
             raise ProtocolViolation(f"operation {op} out of turn")
         result = self._requests.answer(number, arguments)
@@ -151,10 +152,10 @@ class HolderConnection(asyncio.Protocol):
 
     def _reply(self, status: Status, value: object) -> None:
         if self._transport is not None:
-            self._transport.write(protocol.encode_frame([int(status), value]))
+            self._transport.write(frames.encode_frame([int(status), value]))
 
     def _hello(self, arguments: list[object]) -> None:
-        match protocol.with_defaults(arguments, None, None, None, ""):
+        match frames.with_defaults(arguments, None, None, None, ""):
             case [protocol.VERSION, str() as holder, int() as block_bytes, str() as namespace]:
                 pass
             case _:
@@ -173,7 +174,7 @@ class HolderConnection(asyncio.Protocol):
         if self.is_operator:
             self._reply(Status.OK, value)
         else:
-            self._send_with_slab(protocol.encode_frame([int(Status.OK), value]))
+            self._send_with_slab(frames.encode_frame([int(Status.OK), value]))
 
     def _accept_layout(self, block_bytes: int, holder: str) -> bool:
         try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from tiering import frames
 from tiering.errors import ProtocolViolation
-from tiering.kvd import protocol
 from tiering.kvd.connection import KvdConnection
 from tiering.kvd.protocol import Op
 from tiering.kvd.stats import KvdStats
@@ -78,7 +78,7 @@ class KvdOperator:
 
     def purge(self, owner: bytes) -> int:
         """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
-        return protocol.as_int(self._connection.ask(Op.PURGE, owner))
+        return frames.as_int(self._connection.ask(Op.PURGE, owner))
 
 
 def _parsed_list(value: object) -> tuple[int, list[ListedBlock]]:
@@ -92,7 +92,7 @@ def _parsed_list(value: object) -> tuple[int, list[ListedBlock]]:
 def _parsed_block(row: object) -> ListedBlock:
     match row:
         case [bytes() as key, bytes() as owner, *numbers]:
-            ((num_tokens, num_bytes, num_leases, num_uses),) = protocol.as_rows([numbers], 4)
+            ((num_tokens, num_bytes, num_leases, num_uses),) = frames.as_rows([numbers], 4)
             return ListedBlock(key, owner, num_tokens, num_bytes, num_leases, num_uses)
         case _:
             raise ProtocolViolation("no block")

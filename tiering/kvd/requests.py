@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
+from tiering import frames
 from tiering.errors import ProtocolViolation
-from tiering.kvd import protocol
 from tiering.kvd.node_cache import Acquired, NodeCache, ReserveWish
 from tiering.kvd.protocol import Op, Status
 from tiering.tier import Tier
@@ -54,13 +54,13 @@ class Requests:
         return handler(arguments)
 
     def _find(self, arguments: list[object]) -> Reply:
-        (keys,) = protocol.as_arguments(arguments, 1)
-        return Status.OK, self._cache.find(protocol.as_keys(keys))
+        (keys,) = frames.as_arguments(arguments, 1)
+        return Status.OK, self._cache.find(frames.as_keys(keys))
 
     def _acquire(self, arguments: list[object]) -> Reply | Coroutine[None, None, Reply]:
-        raw_keys, raw_ttl_s, raw_wait_s = protocol.as_arguments(arguments, 3)
-        keys, ttl_s = protocol.as_keys(raw_keys), protocol.as_seconds(raw_ttl_s)
-        wait_s = protocol.as_seconds(raw_wait_s)
+        raw_keys, raw_ttl_s, raw_wait_s = frames.as_arguments(arguments, 3)
+        keys, ttl_s = frames.as_keys(raw_keys), frames.as_seconds(raw_ttl_s)
+        wait_s = frames.as_seconds(raw_wait_s)
         if self._cache.needs_promotion(keys):
             return self._acquire_later(keys, ttl_s, wait_s)
         acquired = self._cache.acquire(keys, self._holder_id, ttl_s, frozenset())
@@ -71,19 +71,19 @@ class Requests:
         return Status.OK, _pack_lease(acquired)
 
     def _release(self, arguments: list[object]) -> Reply:
-        complete = protocol.with_defaults(arguments, None, 0, 0)
-        lease_id, num_bytes, raw_load_s = protocol.as_arguments(complete, 3)
-        self._cache.release(protocol.as_int(lease_id), self._holder_id)
-        load_s = protocol.as_seconds(raw_load_s)
-        self._cache.count_moves(is_load=True, num_bytes=protocol.as_int(num_bytes), seconds=load_s)
+        complete = frames.with_defaults(arguments, None, 0, 0)
+        lease_id, num_bytes, raw_load_s = frames.as_arguments(complete, 3)
+        self._cache.release(frames.as_int(lease_id), self._holder_id)
+        load_s = frames.as_seconds(raw_load_s)
+        self._cache.count_moves(is_load=True, num_bytes=frames.as_int(num_bytes), seconds=load_s)
         return Status.OK, None
 
     def _reserve(self, arguments: list[object]) -> Reply | Coroutine[None, None, Reply]:
-        complete = protocol.with_defaults(arguments, None, None, None, b"")
-        raw_keys, raw_ttl_s, raw_lifetime_s, owner = protocol.as_arguments(complete, 4)
-        keys, ttl_s = protocol.as_keys(raw_keys), protocol.as_seconds(raw_ttl_s)
-        lifetime_s = None if raw_lifetime_s is None else protocol.as_seconds(raw_lifetime_s)
-        wish = ReserveWish(keys, ttl_s, lifetime_s, protocol.as_owner(owner))
+        complete = frames.with_defaults(arguments, None, None, None, b"")
+        raw_keys, raw_ttl_s, raw_lifetime_s, owner = frames.as_arguments(complete, 4)
+        keys, ttl_s = frames.as_keys(raw_keys), frames.as_seconds(raw_ttl_s)
+        lifetime_s = None if raw_lifetime_s is None else frames.as_seconds(raw_lifetime_s)
+        wish = ReserveWish(keys, ttl_s, lifetime_s, frames.as_owner(owner))
         num_blocks = self._cache.count_missing(keys)
         if not self._cache.write_back.make_room(num_blocks):
             return self._reserve_later(wish, num_blocks)
@@ -99,40 +99,40 @@ class Requests:
         return Status.OK, [None if b is None else [b.slot, b.generation] for b in blocks]
 
     def _commit(self, arguments: list[object]) -> Reply:
-        raw_rows, raw_store_s = protocol.as_arguments(protocol.with_defaults(arguments, None, 0), 2)
-        rows, store_s = protocol.as_rows(raw_rows, 5), protocol.as_seconds(raw_store_s)
+        raw_rows, raw_store_s = frames.as_arguments(frames.with_defaults(arguments, None, 0), 2)
+        rows, store_s = frames.as_rows(raw_rows, 5), frames.as_seconds(raw_store_s)
         num_bytes = sum(row[3] for row in rows)
         self._cache.count_moves(is_load=False, num_bytes=num_bytes, seconds=store_s)
         return Status.OK, self._cache.commit(rows, self._holder_id)
 
     def _abort(self, arguments: list[object]) -> Reply:
-        (rows,) = protocol.as_arguments(arguments, 1)
-        self._cache.abort(protocol.as_rows(rows, 2), self._holder_id)
+        (rows,) = frames.as_arguments(arguments, 1)
+        self._cache.abort(frames.as_rows(rows, 2), self._holder_id)
         return Status.OK, None
 
     def _discard(self, arguments: list[object]) -> Reply:
-        (keys,) = protocol.as_arguments(arguments, 1)
-        self._cache.discard(protocol.as_keys(keys))
+        (keys,) = frames.as_arguments(arguments, 1)
+        self._cache.discard(frames.as_keys(keys))
         return Status.OK, None
 
     def _suspect(self, arguments: list[object]) -> Reply:
-        key, generation = protocol.as_arguments(arguments, 2)
-        self._cache.suspect(protocol.as_keys([key])[0], protocol.as_int(generation))
+        key, generation = frames.as_arguments(arguments, 2)
+        self._cache.suspect(frames.as_keys([key])[0], frames.as_int(generation))
         return Status.OK, None
 
     def _purge(self, arguments: list[object]) -> Reply:
-        (owner,) = protocol.as_arguments(arguments, 1)
-        return Status.OK, self._cache.purge(protocol.as_owner(owner))
+        (owner,) = frames.as_arguments(arguments, 1)
+        return Status.OK, self._cache.purge(frames.as_owner(owner))
 
     def _stats(self, arguments: list[object]) -> Reply:
-        protocol.as_arguments(arguments, 0)
+        frames.as_arguments(arguments, 0)
         return Status.OK, self._cache.stats(self._count_holders()).to_map()
 
     def _list(self, arguments: list[object]) -> Reply:
-        is_nvme, raw_start, owner = protocol.as_arguments(arguments, 3)
-        tier = Tier.NVME if protocol.as_int(is_nvme, 1) else Tier.DRAM
-        start = protocol.as_int(raw_start)
-        next_start, blocks = self._cache.listed(tier, start, protocol.as_owner(owner))
+        is_nvme, raw_start, owner = frames.as_arguments(arguments, 3)
+        tier = Tier.NVME if frames.as_int(is_nvme, 1) else Tier.DRAM
+        start = frames.as_int(raw_start)
+        next_start, blocks = self._cache.listed(tier, start, frames.as_owner(owner))
         rows = [
             [b.key, b.owner, b.stamp.num_tokens, b.stamp.num_bytes, b.num_leases, b.num_uses]
             for b in blocks
