@@ -10,6 +10,7 @@ from tiering.block_stamp import KEY_BYTES, OWNER_BYTES
 
 _ROOT_TAG = b"pointsman.kv.root.v1"
 _TAIL_TAG = b"pointsman.kv.tail.v1"
+_PRIVATE_TAG = b"pointsman.kv.private.v1"
 _OWNER_TAG = b"pointsman.kv.owner.v1"
 _ROOT_BYTES = 32
 
@@ -93,6 +94,12 @@ def owner_tag(tenant_salt: bytes) -> bytes:
     if not tenant_salt:
         return b""
     return hashlib.sha256(_OWNER_TAG + _prefixed(tenant_salt)).digest()[:OWNER_BYTES]
+
+
+def private_root(root: bytes, request_id: str) -> bytes:
+    """The root of keys that no other request can have, 32 bytes."""
+    name = _prefixed(request_id.encode())
+    return hashlib.sha256(_PRIVATE_TAG + _prefixed(root) + name).digest()
 
 
 def tail_key(root: bytes, request_id: str, attempt: int, num_tokens: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tiering.block_hash import KeyChain, tail_key
+from tiering.block_hash import KeyChain, private_root, tail_key
 from workers.block_table import BlockPool
 from workers.kv_jobs import KvMover, LoadJob, StoreJob
 from workers.sequence import Sequence
@@ -38,10 +38,17 @@ class BlockFlow:
         return sum(isinstance(job, StoreJob) for job, run in self._moving.items() if run)
 
     def name_blocks(self, run: SequenceRun) -> None:
-        """Compute the keys of the known full blocks, unless this sequence may leave no trace."""
-        is_shared = self._keeps_in_hbm or self._mover.is_enabled
-        if run.sequence.uses_cache and is_shared:
-            run.chain = KeyChain(run.sequence.key_root)
+        """Compute the keys of the known full blocks.
+
+        A sequence that may leave no trace has keys that nobody else can have, and for moves between
+        its own workers only.
+        """
+        sequence = run.sequence
+        if self._mover.is_enabled or (self._keeps_in_hbm and sequence.uses_cache):
+            root = sequence.key_root
+            if not sequence.uses_cache:
+                root = private_root(root, sequence.request_id)
+            run.chain = KeyChain(root)
             run.sequence.block_keys = []
             run.extend_keys(len(run.sequence.tokens), self._block_tokens)
 
@@ -64,6 +71,7 @@ class BlockFlow:
             keys=keys,
             block_ids=sequence.block_ids[num_here : num_here + num_blocks],
             tail_key=tail,
+            is_private=not sequence.uses_cache,
         )
         self._moving[run.job] = run
         self._mover.load(run.job)
@@ -83,7 +91,7 @@ class BlockFlow:
         sequence = run.sequence
         num_loaded = job.num_loaded
         for key, block_id in zip(job.keys[:num_loaded], job.block_ids[:num_loaded], strict=True):
-            if self._keeps_in_hbm:
+            if self._keeps_in_hbm and sequence.uses_cache:
                 self._blocks.register(block_id, key)
         run.num_settled_blocks += num_loaded
         sequence.num_computed = run.num_settled_blocks * self._block_tokens
@@ -94,12 +102,16 @@ class BlockFlow:
 
     def settle(self, runs: Iterable[SequenceRun]) -> None:
         """After a step: register blocks that became full, and write them through to the tiers."""
-        job = StoreJob(keys=[], block_ids=[])
+        jobs: dict[bytes, StoreJob] = {}
         for run in runs:
             sequence = run.sequence
             num_full = sequence.num_computed // self._block_tokens
             if run.chain is None or num_full <= run.num_settled_blocks:
                 continue
+            if not sequence.uses_cache:
+                continue
+            owner = sequence.owner
+            job = jobs.setdefault(owner, StoreJob(keys=[], block_ids=[], owner=owner))
             run.extend_keys(sequence.num_computed, self._block_tokens)
             for index in range(run.num_settled_blocks, num_full):
                 key, block_id = sequence.block_keys[index], sequence.block_ids[index]
@@ -107,9 +119,10 @@ class BlockFlow:
                     job.keys.append(key)
                     job.block_ids.append(block_id)
             run.num_settled_blocks = num_full
-        if job.keys and self._mover.is_enabled and self._mover.store(job):
-            self._blocks.hold(job.block_ids)
-            self._moving[job] = None
+        for job in jobs.values():
+            if job.keys and self._mover.is_enabled and self._mover.store(job):
+                self._blocks.hold(job.block_ids)
+                self._moving[job] = None
 
     def begin_hand_over(self, run: SequenceRun) -> bool:
         """Bring all KV of the run to the tiers, the partial tail block too; False if it cannot be.
@@ -120,6 +133,7 @@ class BlockFlow:
         sequence.tail_key = None
         if run.chain is None or not self._mover.is_enabled:
             return False
+        run.extend_keys(sequence.num_computed, self._block_tokens)
         num_full, num_tail = divmod(sequence.num_computed, self._block_tokens)
         if num_tail:
             sequence.tail_key = tail_key(
@@ -128,9 +142,11 @@ class BlockFlow:
         run.job = StoreJob(
             keys=sequence.block_keys[:num_full],
             block_ids=sequence.block_ids[: num_full + (num_tail > 0)],
+            owner=sequence.owner,
             sequence=sequence,
             tail_key=sequence.tail_key,
             num_tail_tokens=num_tail,
+            is_private=not sequence.uses_cache,
         )
         self._moving[run.job] = run
         self._mover.store(run.job)

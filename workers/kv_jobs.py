@@ -15,7 +15,8 @@ class LoadJob:
     """Load the head run of `keys` that the tiers hold into `block_ids`, one block per key.
 
     tail_key: a partial block to load into block_ids[len(keys)], only behind a complete run, and
-    dropped from the tiers once it is here. The engine sets `is_abandoned`; the mover then stops at
+    dropped from the tiers once it is here. is_private: so are all others; nobody else can use them.
+    The engine sets `is_abandoned`; the mover then stops at
     the next block. The mover answers every job, after which it touches the blocks no more:
     num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none).
     """
@@ -24,6 +25,7 @@ class LoadJob:
     keys: list[bytes]
     block_ids: list[int]
     tail_key: bytes | None = None
+    is_private: bool = False
     is_abandoned: bool = False
     num_loaded: int = 0
     num_tail_tokens: int = 0
@@ -34,15 +36,17 @@ class StoreJob:
     """Store full, computed blocks under their keys, where the tiers lack them and have room.
 
     sequence: whose hand-over this is; such a job is never dropped and goes before write-through.
-    tail_key, num_tail_tokens: the last of `block_ids` is a partial block with so many tokens, kept
-    for a limited time only. The mover answers every job it took; num_stored blocks were written.
+    owner: whom the blocks count for. tail_key, num_tail_tokens: the last of `block_ids` is a partial
+    block with so many tokens, kept for a limited time only; is_private: so are all. The mover answers every job it took; num_stored blocks were written.
     """
 
     keys: list[bytes]
     block_ids: list[int]
+    owner: bytes = b""
     sequence: Sequence | None = None
     tail_key: bytes | None = None
     num_tail_tokens: int = 0
+    is_private: bool = False
     is_abandoned: bool = False
     num_stored: int = 0
 

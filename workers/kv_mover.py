@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
@@ -20,11 +21,19 @@ __all__ = ["KvMover", "KvdMover", "NoCache"]
 
 log = structlog.get_logger(__name__)
 
-TAIL_LIFETIME_S = 60.0
+TRANSIENT_LIFETIME_S = 60.0  # of what only the next worker of one request can use
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 2.0
 _MISMATCH_BACKOFF_S = 30.0
 _RUN_BLOCKS = 32  # blocks reserved and committed at once; loads wait for one such run at most
+
+
+class _Span(NamedTuple):
+    """Blocks to store; each holds `num_tokens` tokens."""
+
+    keys: Sequence[bytes]
+    block_ids: Sequence[int]
+    num_tokens: int
 
 
 class KvdMover:
@@ -125,11 +134,18 @@ class KvdMover:
                 self._changed.wait()
 
     def _pop_stores(self) -> list[LoadJob | StoreJob]:
+        """The next run of one owner."""
         jobs: list[LoadJob | StoreJob] = []
         num_blocks = 0
-        while self._stores and (not jobs or num_blocks < _RUN_BLOCKS):
-            jobs.append(self._stores.popleft())
-            num_blocks += len(jobs[-1].block_ids)
+        owner = self._stores[0].owner
+        while (
+            self._stores
+            and self._stores[0].owner == owner
+            and (not jobs or num_blocks < _RUN_BLOCKS)
+        ):
+            job = self._stores.popleft()
+            jobs.append(job)
+            num_blocks += len(job.block_ids)
         self._num_pending_blocks -= num_blocks
         return jobs
 
@@ -143,7 +159,7 @@ class KvdMover:
                 case [StoreJob() as job] if job.sequence is not None:
                     self._hand_over(client, job)
                 case _:
-                    self._write_through(client, jobs)
+                    self._write_through(client, [job for job in jobs if isinstance(job, StoreJob)])
         except TieringError as error:
             self._lose_connection(error)
         except Exception:
@@ -178,7 +194,9 @@ class KvdMover:
                 num_loaded_bytes=num_blocks * self._pool.block_bytes,
                 load_busy_s=time.perf_counter() - started_s,
             )
-        if job.num_tail_tokens and job.tail_key is not None:
+        if job.is_private:
+            client.discard(wanted)
+        elif job.num_tail_tokens and job.tail_key is not None:
             client.discard([job.tail_key])
 
     def _hand_over(self, client: KvdClient, job: StoreJob) -> None:
@@ -187,40 +205,33 @@ class KvdMover:
             if job.is_abandoned:
                 return
             end = min(start + _RUN_BLOCKS, num_full)
-            blocks = job.block_ids[start:end]
-            job.num_stored += self._store(client, job.keys[start:end], blocks, self._block_tokens)
+            full = _Span(job.keys[start:end], job.block_ids[start:end], self._block_tokens)
+            lifetime_s = TRANSIENT_LIFETIME_S if job.is_private else None
+            job.num_stored += self._store(client, full, job.owner, lifetime_s)
         if job.tail_key is not None and not job.is_abandoned:
-            tail = (client, [job.tail_key], job.block_ids[num_full:], job.num_tail_tokens)
-            job.num_stored += self._store(*tail, lifetime_s=TAIL_LIFETIME_S)
+            tail = _Span([job.tail_key], job.block_ids[num_full:], job.num_tail_tokens)
+            job.num_stored += self._store(client, tail, job.owner, TRANSIENT_LIFETIME_S)
 
-    def _write_through(self, client: KvdClient, jobs: list[LoadJob | StoreJob]) -> None:
+    def _write_through(self, client: KvdClient, jobs: list[StoreJob]) -> None:
         keys = [key for job in jobs for key in job.keys]
         block_ids = [block_id for job in jobs for block_id in job.block_ids]
-        self._store(client, keys, block_ids, self._block_tokens)
+        self._store(client, _Span(keys, block_ids, self._block_tokens), jobs[0].owner, None)
 
-    def _store(
-        self,
-        client: KvdClient,
-        keys: Sequence[bytes],
-        block_ids: Sequence[int],
-        num_tokens: int,
-        *,
-        lifetime_s: float | None = None,
-    ) -> int:
+    def _store(self, client: KvdClient, span: _Span, owner: bytes, lifetime_s: float | None) -> int:
         """Write the blocks that kvd lacks and has room for; published all at once or not at all.
 
         On an error the caller drops the connection, which makes kvd abort the reservations.
         """
         started_s = time.perf_counter()
-        reservations = client.reserve(keys, lifetime_s=lifetime_s)
+        reservations = client.reserve(span.keys, lifetime_s=lifetime_s, owner=owner)
         granted: list[Reservation] = []
         wanted: list[int] = []
-        for reservation, block_id in zip(reservations, block_ids, strict=True):
+        for reservation, block_id in zip(reservations, span.block_ids, strict=True):
             if reservation is not None:
                 granted.append(reservation)
                 wanted.append(block_id)
         for reservation, data in zip(granted, self._pool.read(wanted), strict=True):
-            client.write(reservation, data, num_tokens)
+            client.write(reservation, data, span.num_tokens)
         num_stored = client.commit(granted) if granted else 0
         self._count(
             num_stored_blocks=num_stored,

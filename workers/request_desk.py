@@ -19,7 +19,7 @@ from pipeline.ledger.keys import UNPLACED_QUEUE
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.tasks.results import TaskResult
-from tiering.block_hash import tail_key
+from tiering.block_hash import owner_tag, tail_key
 from workers.sequence import Sequence
 from workers.step_loop import Engine, EngineStopped
 from workers.token_grammar import TokenGrammar
@@ -196,6 +196,7 @@ class RequestDesk:
             key_root=root,
             priority=claim.priority,
             tenant=claim.tenant,
+            owner=owner_tag(claim.tenant_salt.encode()),
             num_logged=len(claim.logged),
             hands_over=self.hands_over,
             tail_key=(

@@ -45,11 +45,11 @@ class Sequence:
     key_root: bytes
     priority: Priority = Priority.NORMAL
     tenant: str = "default"
+    owner: bytes = b""  # whom the tiers count its blocks for, see `owner_tag`
     num_logged: int = 0
     hands_over: bool = False
     tail_key: bytes | None = None
     deadline_s: float | None = None  # on this process's monotonic clock
-    uses_cache: bool = True
     grammar: TokenGrammar | None = None
 
     phase: SequencePhase = SequencePhase.WAITING
@@ -58,6 +58,11 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
     ending: Ending | None = None
+
+    @property
+    def uses_cache(self) -> bool:
+        """False: its KV may leave no trace in any tier, and comes from none."""
+        return self.sampling.uses_cache
 
     @property
     def num_generated(self) -> int:

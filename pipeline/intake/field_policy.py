@@ -127,6 +127,7 @@ _SUPPORTED_BY_BOTH = frozenset(
         "n",
         "logprobs",
         "priority",
+        "cache",
     }
 )
 

@@ -53,6 +53,7 @@ def build_sampling(
         bad_words=_bad_words(body.bad_words, vocabulary),
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,
+        uses_cache=body.cache,
         echo=isinstance(body, CompletionBody) and body.echo,
         num_logprobs=num_logprobs_of(body),
     )

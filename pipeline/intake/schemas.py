@@ -77,6 +77,7 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
     priority: PriorityStep = Priority.NORMAL
+    cache: bool = True
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:

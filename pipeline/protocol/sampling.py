@@ -35,6 +35,7 @@ class SamplingParams(BaseModel):
     bad_words: tuple[tuple[int, ...], ...] = Field(default=(), description="as token ids")
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    uses_cache: bool = Field(default=True, description="False: its KV leaves no trace in any tier")
     echo: bool = Field(default=False, description="the answer begins with the prompt")
     num_logprobs: int | None = Field(
         default=None,

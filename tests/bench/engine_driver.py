@@ -59,9 +59,11 @@ class Ours:
         from pipeline.protocol.sampling import SamplingParams
         from workers.sequence import Sequence
 
-        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(
+            max_tokens=num_tokens, temperature=0.0, ignore_eos=True, uses_cache=False
+        )
         sequences = [
-            Sequence(str(number), 1, list(prompt), len(prompt), sampling, b"", uses_cache=False)
+            Sequence(str(number), 1, list(prompt), len(prompt), sampling, b"")
             for number, prompt in enumerate(prompts)
         ]
         self._sink.begin(self._engine, sequences, concurrency)

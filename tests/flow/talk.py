@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,6 +41,32 @@ async def text_of(http: httpx.AsyncClient, prompt: Any, **fields: Any) -> str:
     """The text of a non-streamed completion."""
     text: str = (await complete(http, prompt, **fields))["choices"][0]["text"]
     return text
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    """Printable token ids, the same for the same seed."""
+    return random.Random(seed).choices(range(32, 127), k=count)  # noqa: S311
+
+
+def cached(answer: dict[str, Any]) -> int:
+    """Prompt tokens that an answer says it found cached."""
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def keys_file(folder: Path, *tenants: str) -> Path:
+    """API keys for a gateway: tenant `t` has the key `sk-t`."""
+    path = folder / "keys"
+    lines = (f"{t} {hashlib.sha256(f'sk-{t}'.encode()).hexdigest()}\n" for t in tenants)
+    path.write_text("".join(lines))
+    return path
+
+
+async def ask_as(rig: Rig, tenant: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
+    """A tenant's completion of four tokens that must succeed."""
+    async with client(rig) as http:
+        http.headers["Authorization"] = f"Bearer sk-{tenant}"
+        return await complete(http, prompt, **{"max_tokens": 4, **fields})
 
 
 async def events(answer: httpx.Response) -> AsyncIterator[tuple[int | None, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +12,20 @@ import httpx
 import pytest
 
 from tests.flow.rig import Rig, wait_until
-from tests.flow.talk import body, client, complete, stream, text_of
+from tests.flow.talk import (
+    ask_as,
+    body,
+    cached,
+    client,
+    complete,
+    keys_file,
+    stream,
+    text_of,
+    tokens,
+)
 
 BLOCK = 16
 NO_HBM_CACHE = {"POINTSMAN_WORKER_PREFIX_CACHE": "false"}
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Printable token ids, the same for the same seed."""
-    return random.Random(seed).choices(range(32, 127), k=count)  # noqa: S311
-
-
-def cached(answer: dict[str, Any]) -> int:
-    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return count
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +186,7 @@ def assert_equal_answers(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def tenants(make_rig: Callable[..., Rig], tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(
-        "".join(f"{t} {hashlib.sha256(f'sk-{t}'.encode()).hexdigest()}\n" for t in ("t1", "t2"))
-    )
+    keys = keys_file(tmp_path_factory.mktemp("keys"), "t1", "t2")
     return make_rig(
         env={
             **NO_HBM_CACHE,
@@ -199,17 +195,6 @@ def tenants(make_rig: Callable[..., Rig], tmp_path_factory: pytest.TempPathFacto
             "POINTSMAN_KVD_DRAM_BYTES": str(64 * 4096),
         }
     )
-
-
-async def ask_as(rig: Rig, tenant: str, prompt: list[int]) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer sk-{tenant}"}
-    async with client(rig) as http:
-        answer = await http.post(
-            "/v1/completions", json=body(prompt, max_tokens=4), headers=headers
-        )
-        assert answer.status_code == 200, answer.text
-        result: dict[str, Any] = answer.json()
-        return result
 
 
 async def test_c113_no_tier_serves_one_tenants_blocks_to_another(tenants: Rig) -> None:

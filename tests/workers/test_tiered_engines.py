@@ -271,23 +271,53 @@ def test_cancels_at_random_steps_return_every_block_and_lease(
     wait_kvd_at_rest(kvd)
 
 
+def num_kvd_slots(kvd: Any) -> int:
+    """Slots that hold anything, in both tiers."""
+    client = kvd.client("observer")
+    client.connect()
+    tiers = client.stats().tiers.values()
+    client.close()
+    return sum(
+        num for tier in tiers for state, num in tier.slots_by_state.items() if state != "free"
+    )
+
+
 def test_a_sequence_that_may_leave_no_trace_leaves_none_in_kvd(
     engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
 ) -> None:
     rng = random.Random(13)
     engine = engines.start(mover=kvd.mover())
-    private = sequence("private", prompts(rng, 100), uses_cache=False)
-    handing = sequence("handing", prompts(rng, 100), uses_cache=False, hands_over=True)
-    engine.run(private)
-    prefill(engine, handing)
+    engine.run(sequence("private", prompts(rng, 100), uses_cache=False))
     engine.wait_at_rest()
     stats = engine.engine.stats()
     assert (stats.mover.num_stored_blocks, stats.cached_blocks) == (0, 0)
-    keys = BlockHasher(private.key_root).keys(private.tokens, BLOCK)
+    assert num_kvd_slots(kvd) == 0
+
+
+def test_a_sequence_that_may_leave_no_trace_is_handed_over_and_its_blocks_are_gone_then(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(13), 100)
+    expected = engines.reference(prompt)
+    prefills = engines.start(mover=kvd.mover("prefill"))
+    decodes = engines.start(mover=kvd.mover("decode"))
+    first = sequence("private", prompt, uses_cache=False, hands_over=True)
+    prefill(prefills, first)
+    keys = BlockHasher(first.key_root).keys(prompt, BLOCK)
     client = kvd.client("observer")
     client.connect()
-    assert client.find(keys) == 0
+    assert client.find(keys) == 0, "only its own next worker can find them"
     client.close()
+    assert num_kvd_slots(kvd) == 7
+    second = handed_over(sequence, first)
+    second.sampling = first.sampling
+
+    assert decodes.run(second) == [expected[1:]]
+    assert decodes.engine.stats().num_prefill_tokens == 0
+    for each in (prefills, decodes):
+        each.wait_at_rest()
+        assert each.engine.stats().cached_blocks == 0
+    assert num_kvd_slots(kvd) == 0
 
 
 def test_the_tail_that_nobody_fetched_is_known_by_request_and_attempt(

@@ -59,7 +59,7 @@ def test_blocks_of_a_cancelled_move_stay_held_until_the_mover_has_let_go(
     engine.run(sequence("warm", prompt))
     engine.wait_at_rest()
     engine.forget_cached()
-    one = sequence("r", prompt, 40, hands_over=phase == "storing", uses_cache=True)
+    one = sequence("r", prompt, 40, hands_over=phase == "storing")
     if phase == "storing":
         one.key_root = bytes(32)
         one.tokens[:] = one.tokens[:10]  # nothing to load, a tail to store

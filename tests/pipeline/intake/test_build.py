@@ -20,7 +20,7 @@ OPTIONAL_CHAT_FIELDS = (
     *("tools", "tool_choice", "functions", "function_call", "response_format", "logit_bias"),
     *("temperature", "top_p", "top_k", "presence_penalty", "stop", "stop_token_ids"),
     *("ignore_eos", "logprobs", "top_logprobs", "user", "priority", "metadata", "modalities"),
-    *("audio", "service_tier", "store"),
+    *("audio", "service_tier", "store", "cache"),
 )
 
 
