@@ -15,6 +15,8 @@ from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.failure import FailureCode
 
+RETRY_PAUSE_S = 1.0
+
 # What `step.lua` passes on to gateways: (id, byte offset, bytes, ending, cached prompt tokens).
 _PACK = msgpack.Packer(use_bin_type=False).pack
 
@@ -49,6 +51,8 @@ class WorkerLedger:
     """Claims, writes and moves requests; every write is fenced by (worker, attempt).
 
     All methods raise `StoreUnavailable` when Redis does not answer; each may then be repeated.
+    A request that lost its second worker rests for `retry_pause_s`, and after each further loss for
+    twice as long, at most 8 s.
     """
 
     def __init__(
@@ -58,11 +62,13 @@ class WorkerLedger:
         max_attempts: int,
         retention_s: int,
         dead_letter_retention_s: int = 86_400,
+        retry_pause_s: float = RETRY_PAUSE_S,
     ) -> None:
         self._client = client
         self._max_attempts = max_attempts
         self._retention_s = retention_s
         self._dead_letter_retention_s = dead_letter_retention_s
+        self._retry_pause_ms = int(retry_pause_s * 1000)
         # redis-py types script arguments narrower than it takes them.
         self._scripts: dict[str, Any] = {}
 
@@ -133,10 +139,13 @@ class WorkerLedger:
     def _requeue(
         self, request_id: str, worker: str, queue: str, why: str
     ) -> list[QueueMessage] | None:
-        retentions_s = self._retention_s, self._dead_letter_retention_s
-        return _messages(
-            self._run("requeue", request_id, worker, queue, why, self._max_attempts, *retentions_s)
+        limits = (
+            self._max_attempts,
+            self._retention_s,
+            self._dead_letter_retention_s,
+            self._retry_pause_ms,
         )
+        return _messages(self._run("requeue", request_id, worker, queue, why, *limits))
 
     def release(self) -> list[QueueMessage]:
         """Release held requests as far as there is room; messages to send."""

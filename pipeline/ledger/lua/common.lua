@@ -2,7 +2,8 @@
 -- request ends. Keys are built here, not passed: the ledger needs one Redis, not a cluster.
 --
 -- A queued request is held (it stands in its tenant's line, no message exists) or released (its message
--- is in the broker, or on its way). A request that has begun is never held again.
+-- is in the broker, or on its way). A request that has begun is never held again; one that lost several
+-- workers may rest for a while first.
 local LANES = {'0', '3', '6', '9'}       -- the priorities; a lane is the priority of a message
 local SHARES = {1, 1, 0.9, 0.75}         -- of all places that a priority may fill
 local AGEING_MS = 10000                  -- a priority that waits this long counts as one higher
@@ -231,7 +232,41 @@ local function release_from(queue, out)
   end
 end
 
+-- Puts a request that stands in no line into one: it rests, or is released if it has
+-- begun, or held.
+local function line_up(id, queue, since, now, out)
+  local key = request_key(id)
+  redis.call('HDEL', key, 'lane')
+  redis.call('HSET', key, 'queue', queue)
+  redis.call('ZADD', 'waiting:' .. queue, since, id)
+  redis.call('SADD', 'queues', queue)
+  if queue == UNPLACED then return end
+  local r = redis.call('HMGET', key, 'priority', 'begun', 'trial', 'rests_until')
+  if r[4] and tonumber(r[4]) > now then
+    redis.call('ZADD', 'resting', r[4], id)
+  elseif r[3] then
+    redis.call('RPUSH', 'trials', id)
+    next_trial(now, out)
+  elseif r[2] then
+    release(id, queue, r[1], now, out)
+  else
+    hold(id, queue, since)
+  end
+end
+
+-- Rests. A request that lost more than one worker waits a little before it is given to another.
+local function wake_rested(now, out)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'resting', 0, now, 'LIMIT', 0, MAX_RELEASES)) do
+    redis.call('ZREM', 'resting', id)
+    local r = redis.call('HMGET', request_key(id), 'state', 'queue')
+    if r[1] == 'queued' then
+      line_up(id, r[2], tonumber(redis.call('ZSCORE', 'waiting:' .. r[2], id) or now), now, out)
+    end
+  end
+end
+
 local function release_all(out)
+  wake_rested(now_ms(), out)
   if redis.call('EXISTS', 'trials') == 1 then next_trial(now_ms(), out) end
   if count('SCARD', 'held') == 0 then return end
   for _, queue in ipairs(redis.call('SMEMBERS', 'held_queues')) do release_from(queue, out) end
@@ -244,6 +279,7 @@ local function leave_lines(id, owner)
   local r = redis.call('HMGET', key, 'queue', 'lane', 'priority', 'tenant')
   if not r[1] then return end
   redis.call('ZREM', 'waiting:' .. r[1], id)
+  redis.call('ZREM', 'resting', id)
   if r[2] then
     redis.call('ZREM', of_lane('released', r[1], r[2]), id)
   else
@@ -311,25 +347,6 @@ local function finalize_and_tell(id, ending, retention_s, is_dead_letter)
   local offset = redis.call('STRLEN', tokens_key(id))
   finalize(id, ending, retention_s, is_dead_letter)
   tell(r[1], {id, offset, '', ending, tonumber(r[2] or 0)})
-end
-
--- Puts a request that stands in no line into one: released if it has begun, else held.
-local function line_up(id, queue, since, now, out)
-  local key = request_key(id)
-  redis.call('HDEL', key, 'lane')
-  redis.call('HSET', key, 'queue', queue)
-  redis.call('ZADD', 'waiting:' .. queue, since, id)
-  redis.call('SADD', 'queues', queue)
-  if queue == UNPLACED then return end
-  local r = redis.call('HMGET', key, 'priority', 'begun', 'trial')
-  if r[3] then
-    redis.call('RPUSH', 'trials', id)
-    next_trial(now, out)
-  elseif r[2] then
-    release(id, queue, r[1], now, out)
-  else
-    hold(id, queue, since)
-  end
 end
 
 -- Puts a request (back) into a queue.

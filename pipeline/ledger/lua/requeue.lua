@@ -1,9 +1,11 @@
 -- Takes a running request from a worker that is lost or gives it back, and raises the attempt, which
 -- fences the worker's later writes. ARGV: id, worker, queue, 'lost' | 'returned', max attempts,
--- retention s, retention of a dead letter s.
+-- retention s, retention of a dead letter s, pause before the third attempt in ms.
 -- Returns the messages to send, (id, queue, lane, ...), or false if it is not queued again.
 local id, worker, queue = ARGV[1], ARGV[2], ARGV[3]
 local key = request_key(id)
+local now = now_ms()
+local MAX_PAUSE_MS = 8000
 local r = redis.call('HMGET', key, 'state', 'owner', 'losses', 'cancel')
 if r[1] ~= 'running' or r[2] ~= worker then
   redis.call('SREM', 'running:' .. worker, id)
@@ -34,9 +36,15 @@ if ARGV[4] == 'lost' then
     redis.call('LTRIM', 'dead_letters', 0, 999)
     return false
   end
+  -- The first loss may be anybody's fate and costs no time. Later ones are spaced, each pause twice the
+  -- one before.
+  if losses > 1 then
+    local pause = math.min(MAX_PAUSE_MS, tonumber(ARGV[8]) * 2 ^ (losses - 2))
+    redis.call('HSET', key, 'rests_until', now + pause)
+  end
 end
 redis.call('SREM', 'running:' .. worker, id)
 local out = {}
-enqueue(id, queue, now_ms(), out)
+enqueue(id, queue, now, out)
 redis.call('HINCRBY', 'counters', 'requeued', 1)
 return out

@@ -60,7 +60,9 @@ class Ward:
 async def ward(redis_url: str) -> AsyncIterator[Ward]:
     client, connection = connect(redis_url), connect_async(redis_url)
     gateway = ClientLedger(connection, limits=AdmissionLimits(99), retention_s=60)
-    yield Ward(client, gateway, WorkerLedger(client, max_attempts=3, retention_s=60))
+    yield Ward(
+        client, gateway, WorkerLedger(client, max_attempts=3, retention_s=60, retry_pause_s=0)
+    )
     await connection.aclose()
     client.close()
 
