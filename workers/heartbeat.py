@@ -27,6 +27,7 @@ class Heartbeat:
 
     Celery's timers stand still while it drains, and a drain must not look like a death. `is_well`
     False means that the engine is gone: the lease is left to run out, so that others take over.
+    `on_drain` gets the limit in seconds of an ordered drain, with each beat until the worker leaves.
     """
 
     worker: str
@@ -35,15 +36,18 @@ class Heartbeat:
     state: Callable[[], WorkerState]
     is_well: Callable[[], bool]
     on_cancelled: Callable[[str], None]
+    on_drain: Callable[[float], None]
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def beat(self) -> None:
         """Once, now. Raises `StoreUnavailable`."""
         state_json = self.state().model_dump_json()
-        _, cancelled = self.ledger.beat(self.worker, self.lease_s, state_json)
-        for request_id in cancelled:
+        told = self.ledger.beat(self.worker, self.lease_s, state_json)
+        for request_id in told.cancelled:
             self.on_cancelled(request_id)
+        if told.drain_s is not None:
+            self.on_drain(told.drain_s)
 
     def start(self) -> None:
         """Beat now and every second until `close`."""

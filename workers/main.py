@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import uuid
 from dataclasses import dataclass
@@ -89,6 +90,9 @@ class Worker:
         self.worker_id = f"{self.hostname}#{uuid.uuid4().hex[:8]}"
         self._queues = queues_of(settings.role, shared.node)
         self._is_draining = False
+        self._leaves_with_node = False
+        self._drain_s = settings.drain_s
+        self._is_consuming = threading.Event()
         self._runner = load_runner(
             shared.engine,
             shared.model,
@@ -119,6 +123,7 @@ class Worker:
             self._state,
             lambda: not self._engine.failed.is_set(),
             self._engine.cancel,
+            self._on_drain,
         )
         self._control = ControlListener(
             self.worker_id, connect(shared.redis_url), self._engine.cancel
@@ -257,6 +262,7 @@ class Worker:
         )
 
         def announce(**_: object) -> None:
+            self._is_consuming.set()
             log.info(
                 "worker_ready",
                 worker=self.worker_id,
@@ -268,11 +274,19 @@ class Worker:
         celery_worker.start()
         return int(celery_worker.exitcode or 0)
 
+    def _on_drain(self, limit_s: float) -> None:
+        """The node is drained: end as if told by a signal, and send nothing to its other workers."""
+        if self._is_draining or not self._is_consuming.is_set():
+            return  # before Celery has taken the signal over it would kill; the next beat asks again
+        log.info("worker_drained", worker=self.worker_id, limit_s=limit_s)
+        self._drain_s, self._leaves_with_node, self._is_draining = limit_s, True, True
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def _drain(self) -> None:
         """Finish what runs, give back what does not finish in time, strike the worker off."""
         self._is_draining = True
         self._desk.refuse_more()
-        left = self._engine.stop(self._settings.drain_s)
+        left = self._engine.stop(self._drain_s)
         self._sink.close()
         self._desk.give_back(left, self._queue_elsewhere() if left else UNPLACED_QUEUE)
         self._upkeep.close()
@@ -286,7 +300,12 @@ class Worker:
             now_ms, beats = self._upkeep.overview.beats()
         except StoreUnavailable:
             return UNPLACED_QUEUE
-        fleet = Fleet.decode(beats, now_ms).without(self.worker_id)
+        everyone = Fleet.decode(beats, now_ms)
+        fleet = (
+            everyone.without_node(self._shared.node)
+            if self._leaves_with_node
+            else everyone.without(self.worker_id)
+        )
         if self._settings.role is Role.DECODE:
             return choose_decode(fleet, self._namespace) or UNPLACED_QUEUE
         return choose_entry(fleet)

@@ -118,12 +118,13 @@ class RequestDesk:
     def give_back(self, sequences: list[Sequence], queue: str) -> None:
         """Return what the engine did not finish to the ledger, for another worker.
 
-        No message is sent: upkeep sends it, as for any request whose message is missing.
+        The messages go out on the way of those that endings bring; upkeep finds what is not sent.
         """
         for sequence in sequences:
             self.sink.forget(sequence.request_id, sequence.attempt)
             try:
-                self.ledger.give_back(sequence.request_id, self.worker, queue)
+                messages = self.ledger.give_back(sequence.request_id, self.worker, queue)
+                self.sink.publish_soon(messages or [])
             except StoreUnavailable as error:
                 log.error("give_back_failed", request_id=sequence.request_id, error=str(error))
             self._done(sequence.request_id, _result("superseded", "returned", sequence))

@@ -18,7 +18,12 @@ from pipeline.cli.errors import CommandRefused
 from pipeline.cli.interpreter import module_command
 from pipeline.cli.kv_options import kv_app
 from pipeline.cli.model_store import convert_once
-from pipeline.cli.operate_options import dlq_app, redis_acl_command, status_command
+from pipeline.cli.operate_options import (
+    dlq_app,
+    drain_command,
+    redis_acl_command,
+    status_command,
+)
 from pipeline.cli.screen import Screen
 from pipeline.cli.serve import serve
 from pipeline.cli.serve_options import EngineName, ServeOptions, parse_bytes, parse_workers
@@ -37,6 +42,7 @@ app.add_typer(batch_app, name="batch")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(kv_app, name="kv")
 app.command("status")(status_command)
+app.command("drain")(drain_command)
 app.command("redis-acl")(redis_acl_command)
 
 RedisUrl = Annotated[

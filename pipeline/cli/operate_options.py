@@ -1,4 +1,4 @@
-"""The options of `pointsman status`, `dlq` and `redis-acl`: what an operator asks of a pipeline."""
+"""The options of `status`, `drain`, `dlq` and `redis-acl`: what an operator asks of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pipeline.cli import dlq
 from pipeline.cli.data_directory import DataDirectory, default_path, write_private
+from pipeline.cli.drain import drain_node
 from pipeline.cli.embedded_redis import url_of_running
 from pipeline.cli.errors import CommandRefused
 from pipeline.cli.redis_acl import AclUser, acl_file, setuser_line
@@ -46,6 +47,27 @@ def status_command(redis_url: RedisUrl = None, data_dir: DataDir = None) -> None
     console = Console()
     width = None if console.is_terminal else _WIDE
     Console(width=width).print(_asked(lambda: as_screen(read_status(url))))
+
+
+def drain_command(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A node that `status` shows.")],
+    *,
+    limit_s: Annotated[
+        float, typer.Option(help="How long sequences may run on there before they move.", min=0)
+    ] = 0.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if no other node could go on with them.")
+    ] = False,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Move what runs on a node to others and let its workers end; no stream breaks.
+
+    Workers that are started there later serve as usual.
+    """
+    url = _url(redis_url, data_dir)
+    count = _asked(lambda: drain_node(url, node, limit_s, is_forced=force, say=typer.echo))
+    typer.echo(f"{node} is drained: {count} workers left")
 
 
 @dlq_app.command("ls")

@@ -14,6 +14,7 @@ COUNTERS = "counters"
 HELD = "held"
 FAULTS = "faults"
 SLOTS = "slots"
+DRAINS = "drains"
 
 PREFILL_QUEUE = "prefill"
 UNPLACED_QUEUE = "unplaced"

@@ -47,6 +47,14 @@ class StepReply:
     messages: list[QueueMessage]
 
 
+class BeatReply(NamedTuple):
+    """Store clock in ms, request ids to stop, and the limit in s of a drain that was ordered."""
+
+    now_ms: int
+    cancelled: list[str]
+    drain_s: float | None
+
+
 class WorkerLedger:
     """Claims, writes and moves requests; every write is fenced by (worker, attempt).
 
@@ -169,10 +177,12 @@ class WorkerLedger:
         """Move a waiting request to another queue; messages, or None if it moved already."""
         return _messages(self._run("place", request_id, from_queue, to_queue))
 
-    def beat(self, worker: str, lease_s: float, state_json: str) -> tuple[int, list[str]]:
-        """Renew the worker's lease and state; (store clock in ms, cancelled request ids)."""
-        now_ms, cancelled = self._run("beat", worker, int(lease_s * 1000), state_json)
-        return int(now_ms), [item.decode() for item in cancelled]
+    def beat(self, worker: str, lease_s: float, state_json: str) -> BeatReply:
+        """Renew the worker's lease and state; what it is told to do."""
+        now_ms, cancelled, order = self._run("beat", worker, int(lease_s * 1000), state_json)
+        return BeatReply(
+            int(now_ms), [item.decode() for item in cancelled], float(order) if order else None
+        )
 
     def leave(self, worker: str) -> bool:
         """Strike a worker off the list; False while it still owns requests (its lease ends)."""

@@ -83,6 +83,11 @@ class Fleet:
         workers = {name: state for name, state in self.workers.items() if name != worker}
         return Fleet(workers, self.ages_s)
 
+    def without_node(self, node: str) -> Fleet:
+        """The fleet that is left when a node is gone."""
+        workers = {name: state for name, state in self.workers.items() if state.node != node}
+        return Fleet(workers, self.ages_s)
+
     def usable(self) -> list[WorkerState]:
         """Workers that may get new work: heard of lately and not on their way out."""
         return [

@@ -1,4 +1,5 @@
--- A worker's sign of life. ARGV: worker, lease ms, JSON of its state. Returns {now ms, cancelled ids}.
+-- A worker's sign of life. ARGV: worker, lease ms, JSON of its state. Returns {now ms, cancelled ids, order}:
+-- the order is the time limit in s of a drain, or false.
 local worker = ARGV[1]
 local now = now_ms()
 redis.call('SET', 'lease:' .. worker, now, 'PX', ARGV[2])
@@ -10,4 +11,4 @@ if state.queues and not state.is_draining then
 else
   redis.call('HDEL', 'slots', worker)
 end
-return {now, redis.call('SPOP', 'cancels:' .. worker, 1000)}
+return {now, redis.call('SPOP', 'cancels:' .. worker, 1000), redis.call('HGET', 'drains', worker)}
