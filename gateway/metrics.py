@@ -8,14 +8,17 @@ from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gateway.ledger_metrics import LedgerMetrics
 from gateway.tier_metrics import TierMetrics
 from gateway.worker_metrics import WorkerMetrics
+from pipeline.ledger.backlog import Backlog
 from pipeline.protocol.stream import RequestUsage, StreamEnded, StreamEvent, TokensArrived
 from pipeline.scheduling.fleet import EMPTY_FLEET, Fleet
 from pipeline.scheduling.node_report import NodeReport
 
 Event = tuple[int, StreamEvent]
 _TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 _TOTAL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PREFIX = "pointsman_gateway_"
 
@@ -48,6 +51,12 @@ class GatewayMetrics:
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
+        self.time_per_output_token = Histogram(
+            f"{_PREFIX}time_per_output_token_seconds",
+            "Mean time between the tokens of a request, after the first",
+            buckets=_TPOT_BUCKETS_S,
+            registry=registry,
+        )
         self.duration = Histogram(
             f"{_PREFIX}request_duration_seconds",
             "From the end of submission to the last token",
@@ -71,12 +80,17 @@ class GatewayMetrics:
         )
         self.workers = WorkerMetrics(registry)
         self.tiers = TierMetrics()
+        self.ledger = LedgerMetrics()
         registry.register(self.tiers)
+        registry.register(self.ledger)
 
-    def text(self, fleet: Fleet | None, nodes: Sequence[NodeReport] = ()) -> bytes:
-        """Prometheus' text format; without a fleet (Redis is away) the workers are left out."""
+    def text(
+        self, fleet: Fleet | None, backlog: Backlog | None, nodes: Sequence[NodeReport]
+    ) -> bytes:
+        """Prometheus' text format; what is None, since Redis is away, is left out."""
         self.workers.observe(fleet or EMPTY_FLEET)
         self.tiers.observe(nodes)
+        self.ledger.backlog = backlog
         return generate_latest(self._registry)
 
     def count_ignored(self, fields: Sequence[str]) -> None:
@@ -86,28 +100,32 @@ class GatewayMetrics:
 
     async def metered(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         """The same events, observed; gauges are back at rest when this is closed, however it ends."""
-        start_s = time.monotonic()
+        start_s = first_s = time.monotonic()
         gauge = self.waiting
         gauge.inc()
-        has_ended = False
+        ended: RequestUsage | None = None
         try:
             async with aclosing(events):
                 async for index, event in events:
                     if gauge is self.waiting and isinstance(event, TokensArrived):
-                        self.time_to_first_token.observe(time.monotonic() - start_s)
+                        first_s = time.monotonic()
+                        self.time_to_first_token.observe(first_s - start_s)
                         gauge.dec()
                         gauge = self.running
                         gauge.inc()
                     elif isinstance(event, StreamEnded):
-                        has_ended = True
-                        self._count_tokens(event.usage)
+                        ended = event.usage
                     yield index, event
         finally:
             gauge.dec()
-            if has_ended:
-                self.duration.observe(time.monotonic() - start_s)
+            if ended is not None:
+                self._count_ended(ended, start_s, first_s)
 
-    def _count_tokens(self, usage: RequestUsage) -> None:
+    def _count_ended(self, usage: RequestUsage, start_s: float, first_s: float) -> None:
+        end_s = time.monotonic()
+        self.duration.observe(end_s - start_s)
+        if usage.completion_tokens > 1:
+            self.time_per_output_token.observe((end_s - first_s) / (usage.completion_tokens - 1))
         self.tokens.labels("prompt").inc(usage.prompt_tokens)
         self.tokens.labels("cached").inc(usage.cached_tokens)
         self.tokens.labels("completion").inc(usage.completion_tokens)

@@ -7,23 +7,20 @@ import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import structlog
 
 from pipeline.errors import StoreUnavailable
 from pipeline.ledger.admission import AdmissionLimits, TokenDeadlines
+from pipeline.ledger.backlog import Backlog, read_backlog
 from pipeline.ledger.client_ledger import ClientLedger
 from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.keys import (
-    DEADLINES,
-    QUEUES,
     WORKERS,
     node_key,
     request_key,
     scores_key,
     tokens_key,
-    waiting_key,
 )
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, connect_async, store_errors
@@ -181,17 +178,9 @@ class PipelineClient:
             reports = await pipe.execute()
         return NodeReport.decode(filter(None, reports))
 
-    async def num_waiting(self) -> int:
-        """Requests in the ledger's waiting lines. Raises `StoreUnavailable`."""
-        with store_errors():
-            client: Any = self._client
-            queues = await client.smembers(QUEUES)
-            return sum([int(await client.zcard(waiting_key(name.decode()))) for name in queues])
-
-    async def num_open(self) -> int:
-        """Requests that have not ended: waiting or running. Raises `StoreUnavailable`."""
-        with store_errors():
-            return int(await self._client.zcard(DEADLINES))
+    async def backlog(self) -> Backlog:
+        """What waits in all queues, and counts of the rest. Raises `StoreUnavailable`."""
+        return await read_backlog(self._client)
 
     @property
     def num_streams(self) -> int:

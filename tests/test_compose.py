@@ -23,7 +23,10 @@ from tests.flow.rig import wait_until
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docker-compose.yml").read_text()
 SERVICES: dict[str, Any] = yaml.safe_load(TEXT)["services"]
-OURS = sorted(name for name, service in SERVICES.items() if name != "redis")
+MONITORING: dict[str, Any] = yaml.safe_load((ROOT / "deploy/monitoring.yml").read_text())[
+    "services"
+]
+OURS = sorted(name for name, service in SERVICES.items() if "build" in service)
 
 
 def option_names(command: str) -> set[str]:
@@ -48,9 +51,21 @@ def test_each_command_is_one_of_the_command_line_with_options_that_exist(name: s
     assert all(isinstance(argument, str) for argument in arguments)
 
 
-@pytest.mark.parametrize("name", sorted(SERVICES))
+@pytest.mark.parametrize("name", sorted(SERVICES | MONITORING))
 def test_ports_are_published_on_loopback_only(name: str) -> None:
-    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+    ports = (SERVICES | MONITORING)[name].get("ports", [])
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_monitoring_mounts_what_is_there_and_scrapes_the_gateway() -> None:
+    sources = {mount.split(":")[0] for part in MONITORING.values() for mount in part["volumes"]}
+    files = {ROOT / source for source in sources if source.startswith("./")}
+    assert len(files) == 3
+    assert all(path.is_dir() for path in files)
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (target,) = scraped["scrape_configs"][0]["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    assert SERVICES[host]["command"][-2:] == ["--port", port]
 
 
 def test_no_secret_stands_in_the_file() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
 
 import orjson
 from fastapi import APIRouter
@@ -11,11 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.services import Services
 from pipeline.errors import StoreUnavailable
-from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.node_report import NodeReport
 
 READY_LIMIT_S = 0.15
 _GET = ["GET", "HEAD"]
+_Answer = TypeVar("_Answer")
 
 
 def ops_routes(services: Services) -> APIRouter:
@@ -37,35 +38,30 @@ def ops_routes(services: Services) -> APIRouter:
 
     @router.api_route("/metrics", methods=_GET)
     async def metrics() -> Response:
-        text = services.metrics.text(await _fleet(services), await _nodes(services))
+        client = services.client
+        fleet, backlog, nodes = await asyncio.gather(
+            _soon(client.fleet()), _soon(client.backlog()), _soon(client.node_reports())
+        )
+        text = services.metrics.text(fleet, backlog, nodes or [])
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
-async def _fleet(services: Services) -> Fleet | None:
-    """The workers, None when Redis does not answer in time."""
+async def _soon(answer: Awaitable[_Answer]) -> _Answer | None:
+    """What Redis answers, None when it does not in time."""
     try:
         async with asyncio.timeout(READY_LIMIT_S):
-            return await services.client.fleet()
+            return await answer
     except (StoreUnavailable, TimeoutError):
         return None
-
-
-async def _nodes(services: Services) -> list[NodeReport]:
-    """What the nodes' cache daemons tell; nothing when Redis does not answer in time."""
-    try:
-        async with asyncio.timeout(READY_LIMIT_S):
-            return await services.client.node_reports()
-    except (StoreUnavailable, TimeoutError):
-        return []
 
 
 async def _reasons_against(services: Services) -> list[str]:
     """Why a request that comes now would not be served; empty when it would."""
     if services.drain.is_draining:
         return ["this gateway is shutting down"]
-    fleet = await _fleet(services)
+    fleet = await _soon(services.client.fleet())
     if fleet is None:
         return ["Redis does not answer"]
     if not fleet.ready:
