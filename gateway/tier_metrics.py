@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pipeline.scheduling.node_report import KvdStats, NodeReport
+from pipeline.scheduling.node_report import KvdStats, NodeReport, PeerStats
 
 _KVD = "pointsman_kvd_"
 _TIER = "pointsman_tier_"
+_PEER = "pointsman_peer_"
 _HEALTHS = ("on", "read_only", "off")
 _KVD_GAUGES = {
     "holders": ("num_holders", "Processes that hold the slab"),
@@ -52,6 +53,7 @@ class TierMetrics(Collector):
         yield from _daemons(nodes)
         yield from _tiers(nodes)
         yield from _moves(nodes)
+        yield from _peers(nodes)
 
 
 _Nodes = Iterable[tuple[str, KvdStats]]
@@ -119,3 +121,29 @@ def _moves(nodes: _Nodes) -> Iterator[Metric]:
                 seconds.add_metric((node, name, direction), moves.seconds)
                 rate.add_metric((node, name, direction), moves.bytes_per_s)
     yield from (num_bytes, seconds, rate)
+
+
+def _peers(nodes: _Nodes) -> Iterator[Metric]:
+    """By node, not by pair of nodes: those are too many. `pointsman kv stats` shows the pairs."""
+    columns: list[tuple[str, str, Callable[[KvdStats], float]]] = [
+        ("pulled_blocks", "Blocks from peers", _sum_of(lambda p: p.num_blocks)),
+        ("pulled_bytes", "Bytes of blocks from peers", _sum_of(lambda p: p.moves.num_bytes)),
+        ("pull_seconds", "Time that pulls took", _sum_of(lambda p: p.moves.seconds)),
+        ("pull_failures", "Questions to peers that failed", _sum_of(lambda p: p.num_failures)),
+        ("corrupt_blocks", "Bad blocks from peers", _sum_of(lambda p: p.num_corrupt)),
+        ("lent_blocks", "Blocks that peers pulled from here", lambda k: k.lending.num_blocks),
+        ("lent_bytes", "Bytes that peers pulled from here", lambda k: k.lending.num_bytes),
+    ]
+    for name, text, value_of in columns:
+        family = CounterMetricFamily(_PEER + name, text, labels=("node",))
+        for node, kvd in nodes:
+            family.add_metric((node,), value_of(kvd))
+        yield family
+    paused = GaugeMetricFamily(f"{_PEER}paused", "Peers not asked for a while", labels=("node",))
+    for node, kvd in nodes:
+        paused.add_metric((node,), sum(peer.is_paused for peer in kvd.peers.values()))
+    yield paused
+
+
+def _sum_of(value: Callable[[PeerStats], float]) -> Callable[[KvdStats], float]:
+    return lambda kvd: sum(value(peer) for peer in kvd.peers.values())

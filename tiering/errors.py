@@ -6,6 +6,9 @@ TieringError
 ├── ProtocolViolation  a frame that no kvd peer sends: the connection is closed
 ├── SlotCorrupt        a slot does not hold what the index says: treat as a miss, quarantine it
 ├── SlotMisuse         book-keeping broken (double free, unknown slot): a bug, report it
+├── PeerUnavailable    another node's kvd is away, late or broke off: compute the blocks instead
+├── PeerIncompatible   it serves other blocks: run the same model, layout and secret on both nodes
+├── PeerCorrupt        what it sent is not what it promised: compute the blocks instead
 └── KvdAlreadyRunning  another kvd answers on this socket: stop it or choose another path
 """
 
@@ -87,3 +90,41 @@ class KvdAlreadyRunning(TieringError):
 
     def __str__(self) -> str:
         return f"another kvd answers on {self.socket_path}"
+
+
+class PeerUnavailable(TieringError):
+    """Another node's cache daemon did not do its part."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} is unavailable: {self.reason}"
+
+
+class PeerIncompatible(TieringError):
+    """Another node's cache daemon serves blocks that are not interchangeable with ours."""
+
+    def __init__(self, peer: str, wanted: str, served: str) -> None:
+        super().__init__(peer, wanted, served)
+        self.peer = peer
+        self.wanted = wanted
+        self.served = served
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} is incompatible: {self.wanted} wanted, {self.served} served"
+
+
+class PeerCorrupt(TieringError):
+    """A block came over with other bytes than its stamp says."""
+
+    def __init__(self, peer: str, index: int, reason: str) -> None:
+        super().__init__(peer, index, reason)
+        self.peer = peer
+        self.index = index
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"peer {self.peer} sent a bad block (number {self.index}): {self.reason}"

@@ -54,3 +54,23 @@ class Reservation:
     session: bytes = b""
     deadline_s: float = 0.0
     stamp: BlockStamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOffer:
+    """Head run that a peer has; `seconds` is how long it took to say so, 0 when it did not answer."""
+
+    peer: str
+    num_blocks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """`num_found`: head run that this node has now. The rest is what this pull brought, from whom."""
+
+    num_found: int
+    num_blocks: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    peer: str = ""

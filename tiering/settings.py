@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tiering.eviction.policies import EvictionPolicy
 
 ENV_PREFIX = "POINTSMAN_KVD_"
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (a look-up)
 
 
 class KvdSettings(BaseSettings):
@@ -26,6 +28,11 @@ class KvdSettings(BaseSettings):
     once are no longer written to NVMe when it is nearly full and takes more than
     `nvme_max_writes_per_hit` writes for each hit, or when more than half of
     `nvme_write_bytes_per_day` (0: no limit) is spent; when all is, nothing is written.
+
+    Other nodes' daemons may pull blocks from `peer_host`:`peer_port` (None: they may not) if they know
+    `peer_secret`, without which nobody but this machine may be let in. `peer_advertise` (host:port) is
+    what they are told where `peer_host` is no address for them, 0.0.0.0 for one. A peer that is
+    silent for `peer_stall_s` is given up.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
@@ -47,6 +54,11 @@ class KvdSettings(BaseSettings):
     nvme_slow_io_s: float = Field(default=0.5, gt=0)
     nvme_max_writes_per_hit: float = Field(default=3.0, gt=0)
     nvme_write_bytes_per_day: int = Field(default=0, ge=0)
+    peer_host: str = "127.0.0.1"
+    peer_port: int | None = Field(default=None, ge=0, le=65_535)
+    peer_advertise: str = ""
+    peer_secret: SecretStr = SecretStr("")
+    peer_stall_s: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -54,7 +66,22 @@ class KvdSettings(BaseSettings):
             raise ValueError("nvme_bytes without nvme_path")
         if self.low_watermark >= self.high_watermark:
             raise ValueError("low_watermark lies below high_watermark")
+        if self.peer_port is not None:
+            self._may_be_reached()
         return self
+
+    def _may_be_reached(self) -> None:
+        if not self.peer_secret.get_secret_value() and not _is_loopback(self.peer_host):
+            raise ValueError("peer_host other than loopback needs peer_secret")
+        if self.peer_host in _ANY_ADDRESS and not self.peer_advertise:
+            raise ValueError(f"peer_host {self.peer_host} needs peer_advertise")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def find_unknown_names(environ: Mapping[str, str]) -> list[str]:

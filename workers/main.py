@@ -194,9 +194,16 @@ class Worker:
         socket_path = self._settings.kvd_socket
         if not self._settings.kvd or socket_path is None:
             return NoCache()
-        block_bytes = self._runner.spec.layout.block_bytes
+        layout = self._runner.spec.layout
+        namespace = f"{layout.describe()}.{self._namespace[:16]}"
         return KvdMover(
-            lambda: KvdClient(socket_path, block_bytes, self.worker_id, timeout_s=KVD_TIMEOUT_S),
+            lambda: KvdClient(
+                socket_path,
+                layout.block_bytes,
+                self.worker_id,
+                timeout_s=KVD_TIMEOUT_S,
+                namespace=namespace,
+            ),
             max_pending_blocks=max(32, self._engine_settings.num_blocks // 4),
         )
 

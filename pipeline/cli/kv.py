@@ -8,7 +8,13 @@ import orjson
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from pipeline.cli.tier_table import NOTHING, plain_table, shown_bytes, tier_table
+from pipeline.cli.tier_table import (
+    NOTHING,
+    peer_table,
+    plain_table,
+    shown_bytes,
+    tier_table,
+)
 from pipeline.protocol.tenant import tenant_salt
 from pipeline.scheduling.node_report import NodeReport
 from tiering.block_hash import owner_tag
@@ -37,7 +43,8 @@ def stats_screen(operator: KvdOperator) -> RenderableType:
         f"leases {stats.num_leases}  reservations {stats.num_reservations}  "
         f"commits refused {stats.num_commits_refused}"
     )
-    return Group(head, tier_table([NodeReport(node="this", kvd=stats)]))
+    tiers = tier_table([NodeReport(node="this", kvd=stats)])
+    return Group(head, tiers, peer_table(stats))
 
 
 def list_screen(

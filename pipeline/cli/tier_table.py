@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.scheduling.node_report import NodeReport
-from tiering.kvd.stats import MoveStats, TierStats
+from tiering.kvd.stats import KvdStats, MoveStats, TierStats
 
 NOTHING = "-"
 _UNITS = ("B", "KiB", "MiB", "GiB")
@@ -26,6 +26,26 @@ def tier_table(nodes: Sequence[NodeReport]) -> Table:
         for name, tier in report.kvd.tiers.items():
             if tier.num_slots or tier.num_io_errors:
                 table.add_row(report.node, name, *_cells(tier))
+    return table
+
+
+def peer_table(stats: KvdStats) -> Table:
+    """What came from which peer, and what was lent."""
+    columns = ("peer", "state", "pulls", "blocks", "bytes", "failures", "bad")
+    lending = stats.lending
+    where = lending.address or "nowhere"
+    lent = f"lent {lending.num_blocks} blocks, {shown_bytes(lending.num_bytes)}, at {where}"
+    table = plain_table(f"peers ({lent})", *columns)
+    for peer, seen in stats.peers.items():
+        table.add_row(
+            peer,
+            Text("paused", style="bold red") if seen.is_paused else Text("ok", style="green"),
+            str(seen.num_pulls),
+            str(seen.num_blocks),
+            _shown_moves(seen.moves),
+            str(seen.num_failures),
+            str(seen.num_corrupt),
+        )
     return table
 
 

@@ -7,22 +7,23 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tiering.kvd.stats import KvdStats
+from tiering.kvd.stats import KvdStats, PeerStats
 
-__all__ = ["KvdStats", "NodeReport"]
+__all__ = ["KvdStats", "NodeReport", "PeerStats"]
 
 
 class NodeReport(BaseModel):
-    """One look at a node's kvd. `kvd` None: it did not answer.
-
-    `peer_address` (host:port) is where other nodes' daemons pull blocks from; empty for nowhere.
-    """
+    """One look at a node's kvd. `kvd` None: it did not answer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     node: str
     kvd: KvdStats | None = None
-    peer_address: str = ""
+
+    @property
+    def peer_address(self) -> str:
+        """Where other nodes' daemons pull blocks from (host:port); empty for nowhere."""
+        return self.kvd.lending.address if self.kvd is not None else ""
 
     @classmethod
     def decode(cls, reports: Iterable[bytes]) -> list[Self]:

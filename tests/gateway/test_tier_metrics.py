@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.metrics import GatewayMetrics
-from pipeline.scheduling.node_report import KvdStats, NodeReport
+from pipeline.scheduling.node_report import KvdStats, NodeReport, PeerStats
 from tiering.kvd.stats import MoveStats, TierStats
 
 DRAM = TierStats(
@@ -31,6 +31,10 @@ STATS = KvdStats(
     num_reservations=0,
     num_commits_refused=0,
     tiers={"dram": DRAM, "nvme": replace(DRAM, health="read_only", num_quarantined=2)},
+    peers={
+        "10.0.0.2:7": PeerStats(4, 30, 1, 1, True, MoveStats(3000, 2.0, 1500.0)),
+        "10.0.0.3:7": PeerStats(1, 12, 0, 0, False, MoveStats(1200, 1.0, 1200.0)),
+    },
 )
 
 
@@ -54,6 +58,9 @@ def test_each_tier_of_each_node_has_its_series() -> None:
         'pointsman_tier_move_seconds_total{direction="load",node="a",tier="dram"} 0.5',
         'pointsman_tier_health{health="read_only",node="a",tier="nvme"} 1.0',
         'pointsman_tier_health{health="on",node="a",tier="nvme"} 0.0',
+        'pointsman_peer_pulled_bytes_total{node="a"} 4200.0',
+        'pointsman_peer_corrupt_blocks_total{node="a"} 1.0',
+        'pointsman_peer_paused{node="a"} 1.0',
     ):
         assert line in shown, line
 

@@ -64,9 +64,17 @@ class KvdProcess:
         assert self._process is not None
         return self._process.pid
 
-    def client(self, holder: str = "test", *, block_bytes: int = BLOCK_BYTES) -> KvdClient:
+    @property
+    def peer_address(self) -> str:
+        """Where other daemons may pull from; started with `peer_port=0`."""
+        (event,) = self.find_events("peers_may_connect")[-1:]
+        return str(event["address"])
+
+    def client(
+        self, holder: str = "test", *, block_bytes: int = BLOCK_BYTES, namespace: str = ""
+    ) -> KvdClient:
         """A connected holder, closed at the end of the test."""
-        client = KvdClient(self.socket_path, block_bytes, holder)
+        client = KvdClient(self.socket_path, block_bytes, holder, namespace=namespace)
         self._clients.append(client)
         client.connect()
         return client
@@ -119,6 +127,18 @@ def kvd(tmp_path: Path) -> Iterator[KvdProcess]:
     process = KvdProcess(tmp_path)
     yield process
     process.close()
+
+
+@pytest.fixture
+def kvds(tmp_path: Path) -> Iterator[tuple[KvdProcess, KvdProcess]]:
+    """Two nodes' daemons, not started."""
+    processes = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        processes.append(KvdProcess(tmp_path / name))
+    yield processes[0], processes[1]
+    for process in processes:
+        process.close()
 
 
 @pytest.fixture

@@ -18,11 +18,15 @@ from tiering.kvd.disk_health import DiskLimits
 from tiering.kvd.node_cache import NodeCache
 from tiering.kvd.nvme_limits import NvmeLimits
 from tiering.kvd.nvme_tier import NvmeTier
+from tiering.kvd.peer_library import PeerLibrary
+from tiering.kvd.peers import Peers
 from tiering.kvd.server import KvdServer, remove_stale_socket
 from tiering.kvd.write_back import CacheLimits
 from tiering.settings import KvdSettings, find_unknown_names
 from tiering.stores.dram_slab import create_slab_memory, map_slab_memory
 from tiering.stores.nvme_slab import NvmeSlab
+from tiering.transports.tcp_server import TcpBlockServer
+from tiering.transports.tcp_transport import TcpTransport
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +43,37 @@ def nvme_limits(settings: KvdSettings) -> NvmeLimits:
         write_bytes_per_day=settings.nvme_write_bytes_per_day or None,
         max_writes_per_hit=settings.nvme_max_writes_per_hit,
     )
+
+
+def cache_limits(settings: KvdSettings) -> CacheLimits:
+    """The DRAM tier's part of the settings."""
+    return CacheLimits(
+        high_watermark=settings.high_watermark,
+        low_watermark=settings.low_watermark,
+        io_timeout_s=settings.io_timeout_s,
+        room_wait_s=settings.room_wait_s,
+        new_evictor=new_evictor_of(settings.dram_eviction, settings.idle_ttl_s),
+        tenant_share=settings.tenant_share,
+    )
+
+
+def start_lending(
+    library: PeerLibrary, settings: KvdSettings, secret: bytes
+) -> TcpBlockServer | None:
+    """Let other nodes pull from here; None when they may not, or the address cannot be had."""
+    if settings.peer_port is None:
+        return None
+    host = settings.peer_host
+    server = TcpBlockServer(host, settings.peer_port, secret, library, settings.peer_stall_s)
+    try:
+        port = server.start()
+    except OSError as error:
+        log.error("peers_cannot_connect", host=host, port=settings.peer_port, error=str(error))
+        return None
+    shown = f"[{host}]" if ":" in host else host
+    library.address = settings.peer_advertise or f"{shown}:{port}"
+    log.info("peers_may_connect", address=library.address, has_secret=bool(secret))
+    return server
 
 
 async def open_nvme(cache: NodeCache, path: Path, num_bytes: int) -> bool:
@@ -71,26 +106,23 @@ async def serve(settings: KvdSettings) -> None:
     slab_fd = create_slab_memory(settings.dram_bytes)
     slab_bytes = os.fstat(slab_fd).st_size
     memory = map_slab_memory(slab_fd, slab_bytes, is_owner=True)
-    limits = CacheLimits(
-        high_watermark=settings.high_watermark,
-        low_watermark=settings.low_watermark,
-        io_timeout_s=settings.io_timeout_s,
-        room_wait_s=settings.room_wait_s,
-        new_evictor=new_evictor_of(settings.dram_eviction, settings.idle_ttl_s),
-        tenant_share=settings.tenant_share,
-    )
     nvme = NvmeTier(None, nvme_limits(settings))
-    cache = NodeCache(memory, nvme, limits)
+    cache = NodeCache(memory, nvme, cache_limits(settings))
     retrying = None
     path = settings.nvme_path if settings.nvme_bytes else None
     if path is not None and not await open_nvme(cache, path, settings.nvme_bytes):
         retrying = asyncio.ensure_future(keep_trying_nvme(cache, settings, path))
-    server = KvdServer(cache, slab_fd, slab_bytes)
+    secret = settings.peer_secret.get_secret_value().encode()
+    transport = TcpTransport(secret, settings.peer_stall_s)
+    server = KvdServer(cache, slab_fd, slab_bytes, Peers(cache, transport))
     await server.start(settings.socket)
+    lender = start_lending(server.library, settings, secret)
     log.info("kvd_ready", socket=str(settings.socket), dram_bytes=slab_bytes)
     await stopping.wait()
     if retrying is not None:
         retrying.cancel()
+    if lender is not None:
+        lender.stop()
     await server.stop()
     await cache.flush(time.monotonic() + settings.flush_timeout_s)
     nvme.close()

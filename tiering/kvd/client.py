@@ -17,7 +17,7 @@ from tiering.errors import KvdUnavailable, ProtocolViolation, SlotCorrupt
 from tiering.kvd.connection import KvdConnection
 from tiering.kvd.protocol import Op
 from tiering.kvd.stats import KvdStats
-from tiering.lease import BlockLease, LeasedBlock, Reservation
+from tiering.lease import BlockLease, LeasedBlock, PeerOffer, PullResult, Reservation
 from tiering.stores.dram_slab import DramSlab, map_slab_memory
 from tiering.tier import Tier
 
@@ -220,6 +220,34 @@ class KvdClient:
         """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
         return frames.as_int(self._ask(Op.PURGE, owner))
 
+    def survey(
+        self, keys: Sequence[bytes], peers: Sequence[str], *, wait_s: float = 0.2
+    ) -> list[PeerOffer]:
+        """How much of the head run each peer (`host:port`, at most 8) has; moves nothing."""
+        asked = list(keys[: frames.MAX_KEYS])
+        if not asked or not peers:
+            return []
+        rows = self._ask(Op.SURVEY, asked, list(peers), wait_s, more_s=wait_s)
+        try:
+            return [_offer(peer, row) for peer, row in zip(peers, _as_list(rows), strict=True)]
+        except (ProtocolViolation, ValueError) as error:
+            raise self._broken_off(error) from error
+
+    def pull(self, keys: Sequence[bytes], peers: Sequence[str], *, wait_s: float) -> PullResult:
+        """Bring what this node lacks of the head run here from a peer; then `acquire` finds it.
+
+        `peers`: `host:port` of at most 8 nodes likely to have it, the best first. Returns within
+        `wait_s` with whatever came; never an error of a peer: what did not come is to be computed.
+        """
+        asked = list(keys[: frames.MAX_KEYS])
+        if not asked or not peers:
+            return PullResult(self.find(asked))
+        value = self._ask(Op.PULL, asked, list(peers), wait_s, more_s=wait_s)
+        try:
+            return _pull_result(value)
+        except ProtocolViolation as error:
+            raise self._broken_off(error) from error
+
     def stats(self) -> KvdStats:
         """What the daemon counts."""
         value = self._ask(Op.STATS)
@@ -231,9 +259,9 @@ class KvdClient:
     def _is_alive(self, session: bytes, deadline_s: float) -> bool:
         return session == self._session and time.monotonic() < deadline_s
 
-    def _ask(self, op: Op, *arguments: object) -> object:
+    def _ask(self, op: Op, *arguments: object, more_s: float = 0.0) -> object:
         try:
-            return self._connection.ask(op, *arguments)
+            return self._connection.ask(op, *arguments, more_s=more_s)
         except KvdUnavailable:
             self.close()
             raise
@@ -271,3 +299,26 @@ def _leased(key: bytes, row: list[int]) -> LeasedBlock:
 def _reserved(key: bytes, row: object, session: bytes, deadline_s: float) -> Reservation:
     ((slot, generation),) = frames.as_rows([row], 2)
     return Reservation(key, slot, generation, session, deadline_s)
+
+
+def _as_list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ProtocolViolation("no list")
+    return value
+
+
+def _offer(peer: str, row: object) -> PeerOffer:
+    match row:
+        case [int() as num_blocks, int() | float() as seconds]:
+            return PeerOffer(peer, num_blocks, seconds)
+        case _:
+            raise ProtocolViolation("no answer about a peer")
+
+
+def _pull_result(value: object) -> PullResult:
+    match value:
+        case [*numbers, int() | float() as seconds, str() as peer]:
+            ((num_found, num_blocks, num_bytes),) = frames.as_rows([numbers], 3)
+            return PullResult(num_found, num_blocks, num_bytes, seconds, peer)
+        case _:
+            raise ProtocolViolation("no result of a pull")

@@ -14,28 +14,21 @@ import structlog
 from tiering import frames
 from tiering.errors import LayoutMismatch, ProtocolViolation
 from tiering.kvd import protocol
-from tiering.kvd.node_cache import NodeCache
 from tiering.kvd.protocol import Op, Status
-from tiering.kvd.requests import OPERATOR_OPS, Reply, Requests
+from tiering.kvd.requests import OPERATOR_OPS, Host, Reply, Requests
 
 log = structlog.get_logger(__name__)
 
 MAX_HOLDERS = 1024
 
 
-class Host(Protocol):
+class Server(Host, Protocol):
     """The server as its connections see it."""
 
-    cache: NodeCache
     session: bytes
     slab_fd: int
     slab_bytes: int
     connections: dict[int, HolderConnection]
-
-    @property
-    def num_holders(self) -> int:
-        """Connections that have shaken hands as holders."""
-        ...
 
 
 class HolderConnection(asyncio.Protocol):
@@ -45,13 +38,13 @@ class HolderConnection(asyncio.Protocol):
     disk, room or a peer, reading is paused, so that neither side can pile up.
     """
 
-    def __init__(self, server: Host, holder_id: int) -> None:
+    def __init__(self, server: Server, holder_id: int) -> None:
         self.holder: str | None = None
         self.is_operator = False
         self._server = server
         self._cache = server.cache
         self._holder_id = holder_id
-        self._requests = Requests(server.cache, holder_id, lambda: server.num_holders)
+        self._requests = Requests(server, holder_id)
         self._frames = frames.FrameBuffer()
         self._transport: asyncio.Transport | None = None
         self._slow: asyncio.Task[None] | None = None
@@ -167,7 +160,9 @@ class HolderConnection(asyncio.Protocol):
             return
         self.holder = holder[: protocol.MAX_HOLDER_CHARS]
         self.is_operator = not block_bytes
-        self._requests.namespace = namespace[: protocol.MAX_NAMESPACE_CHARS]
+        if not self.is_operator:
+            self._requests.namespace = namespace[: protocol.MAX_NAMESPACE_CHARS]
+            self._server.library.add_namespace(self._requests.namespace)
         log.info("holder_joined", holder=self.holder)
         server = self._server
         value = [server.session, self._cache.slot_bytes, server.slab_bytes]

@@ -13,6 +13,7 @@ import structlog
 from tiering.block import Block
 from tiering.block_stamp import BlockStamp
 from tiering.errors import LayoutMismatch
+from tiering.kvd.arrivals import Arrivals
 from tiering.kvd.dram_tier import DramTier
 from tiering.kvd.nvme_tier import NvmeTier
 from tiering.kvd.promotion import Promotion
@@ -59,6 +60,7 @@ class NodeCache:
         self._promotion = Promotion(self._dram, nvme)
         self._num_commits_refused = 0
         self.write_back = WriteBack(self._dram, nvme, limits)
+        self.arrivals = Arrivals(self._dram, self.write_back)
 
     # layout
 

@@ -32,6 +32,8 @@ class Op(IntEnum):
     PURGE = 11  # owner -> num_blocks
     # is_nvme, start, owner -> [next start | 0, [[key, owner, num_tokens, num_bytes, num_leases, num_uses]]]
     LIST = 12
+    SURVEY = 13  # keys, [peer], wait_s -> [[num_blocks, seconds]]
+    PULL = 14  # keys, [peer], wait_s -> [num_found, num_blocks, num_bytes, seconds, peer]
 
 
 class Status(IntEnum):

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Protocol
 
 from tiering import frames
 from tiering.errors import ProtocolViolation
 from tiering.kvd.node_cache import Acquired, NodeCache, ReserveWish
+from tiering.kvd.peer_library import PeerLibrary
+from tiering.kvd.peers import MAX_PEERS, Peers
 from tiering.kvd.protocol import Op, Status
 from tiering.tier import Tier
+from tiering.transports.block_transport import Compatibility
 
 OPERATOR_OPS = frozenset({Op.FIND, Op.DISCARD, Op.STATS, Op.PURGE, Op.LIST})
 
+MAX_ADDRESS_CHARS = 300
+LONGEST_PULL_S = 30.0
+
 Reply = tuple[Status, object]
+
+
+class Host(Protocol):
+    """The server as a connection's requests see it."""
+
+    cache: NodeCache
+    peers: Peers
+    library: PeerLibrary
+
+    @property
+    def num_holders(self) -> int:
+        """Connections that have shaken hands as holders."""
+        ...
 
 
 class Requests:
@@ -25,11 +46,11 @@ class Requests:
         ProtocolViolation: the arguments are not those of the operation.
     """
 
-    def __init__(self, cache: NodeCache, holder_id: int, count_holders: Callable[[], int]) -> None:
+    def __init__(self, host: Host, holder_id: int) -> None:
         self.namespace = ""
-        self._cache = cache
+        self._host = host
+        self._cache = host.cache
         self._holder_id = holder_id
-        self._count_holders = count_holders
         self._handlers: dict[
             int, Callable[[list[object]], Reply | Coroutine[None, None, Reply]]
         ] = {
@@ -44,6 +65,8 @@ class Requests:
             Op.STATS: self._stats,
             Op.PURGE: self._purge,
             Op.LIST: self._list,
+            Op.SURVEY: self._survey,
+            Op.PULL: self._pull,
         }
 
     def answer(self, op: int, arguments: list[object]) -> Reply | Coroutine[None, None, Reply]:
@@ -126,7 +149,10 @@ class Requests:
 
     def _stats(self, arguments: list[object]) -> Reply:
         frames.as_arguments(arguments, 0)
-        return Status.OK, self._cache.stats(self._count_holders()).to_map()
+        host = self._host
+        stats = self._cache.stats(host.num_holders)
+        complete = replace(stats, peers=host.peers.stats(), lending=host.library.stats())
+        return Status.OK, complete.to_map()
 
     def _list(self, arguments: list[object]) -> Reply:
         is_nvme, raw_start, owner = frames.as_arguments(arguments, 3)
@@ -139,6 +165,27 @@ class Requests:
             if b.stamp is not None
         ]
         return Status.OK, [next_start, rows]
+
+    async def _survey(self, arguments: list[object]) -> Reply:
+        keys, peers, wait_s = _peer_arguments(arguments)
+        wanted = Compatibility(self._cache.block_bytes, self.namespace)
+        answers = await self._host.peers.survey(keys, peers, wanted, wait_s)
+        return Status.OK, [list(answer) for answer in answers]
+
+    async def _pull(self, arguments: list[object]) -> Reply:
+        keys, peers, wait_s = _peer_arguments(arguments)
+        wanted = Compatibility(self._cache.block_bytes, self.namespace)
+        pulled = await self._host.peers.pull(keys, peers, wanted, wait_s)
+        numbers = [pulled.num_found, pulled.num_blocks, pulled.num_bytes]
+        return Status.OK, [*numbers, pulled.seconds, pulled.peer]
+
+
+def _peer_arguments(arguments: list[object]) -> tuple[list[bytes], list[str], float]:
+    keys, raw_peers, wait_s = frames.as_arguments(arguments, 3)
+    if not isinstance(raw_peers, list) or len(raw_peers) > MAX_PEERS:
+        raise ProtocolViolation(f"no list of at most {MAX_PEERS} peers")
+    peers = [str(peer)[:MAX_ADDRESS_CHARS] for peer in raw_peers]
+    return frames.as_keys(keys), peers, frames.as_seconds(wait_s, LONGEST_PULL_S)
 
 
 def _pack_lease(acquired: Acquired) -> list[object]:

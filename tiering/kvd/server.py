@@ -11,6 +11,8 @@ from pathlib import Path
 from tiering.errors import KvdAlreadyRunning
 from tiering.kvd.holder_connection import HolderConnection
 from tiering.kvd.node_cache import NodeCache
+from tiering.kvd.peer_library import PeerLibrary
+from tiering.kvd.peers import Peers
 
 _PROBE_TIMEOUT_S = 1.0
 _TICK_S = 0.1
@@ -22,8 +24,10 @@ class KvdServer:
     `slab_fd` is the memfd that the cache maps, `slab_bytes` its length; it stays the caller's.
     """
 
-    def __init__(self, cache: NodeCache, slab_fd: int, slab_bytes: int) -> None:
+    def __init__(self, cache: NodeCache, slab_fd: int, slab_bytes: int, peers: Peers) -> None:
         self.cache = cache
+        self.peers = peers
+        self.library = PeerLibrary(cache)
         self.slab_fd = slab_fd
         self.slab_bytes = slab_bytes
         self.session = secrets.token_bytes(16)
@@ -68,6 +72,7 @@ class KvdServer:
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
+        self.peers.close()
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)
 

@@ -37,6 +37,10 @@ class MoveCounter:
         share = _OLD_SHARE if self.bytes_per_s else 0.0
         self.bytes_per_s = share * self.bytes_per_s + (1 - share) * rate
 
+    def stats(self) -> MoveStats:
+        """The counts now."""
+        return MoveStats(self.num_bytes, self.seconds, self.bytes_per_s)
+
 
 @dataclass(slots=True)
 class TierCounters:
@@ -102,7 +106,6 @@ def snapshot(
     """The tier as it stands."""
     states = directory.count_states()
     num_ready = states[SlotState.READY] + states[SlotState.EVICTING]
-    loads, stores = counters.loads, counters.stores
     return TierStats(
         num_slots=directory.num_slots,
         slot_bytes=slot_bytes,
@@ -119,15 +122,39 @@ def snapshot(
         num_not_admitted=counters.num_not_admitted,
         num_io_errors=num_io_errors,
         evictions=dict(counters.evictions),
-        loads=MoveStats(loads.num_bytes, loads.seconds, loads.bytes_per_s),
-        stores=MoveStats(stores.num_bytes, stores.seconds, stores.bytes_per_s),
+        loads=counters.loads.stats(),
+        stores=counters.stores.stats(),
         slots_by_owner={owner.hex(): num for owner, num in directory.num_owned.items()},
     )
 
 
 @dataclass(frozen=True, slots=True)
+class PeerStats:
+    """What came from one peer; `is_paused`: it failed lately and is not asked for a while."""
+
+    num_pulls: int
+    num_blocks: int
+    num_failures: int
+    num_corrupt: int
+    is_paused: bool
+    moves: MoveStats = MoveStats()
+
+
+@dataclass(frozen=True, slots=True)
+class LendingStats:
+    """What peers got from here; `address` is where they ask (host:port), empty for nowhere."""
+
+    address: str = ""
+    num_blocks: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KvdStats:
-    """The daemon. `tiers` by name ("dram", "nvme"); `block_bytes` 0 before the first holder."""
+    """The daemon. `tiers` by name ("dram", "nvme"); `block_bytes` 0 before the first holder.
+
+    `peers` by address, those asked last.
+    """
 
     block_bytes: int
     num_holders: int
@@ -135,6 +162,8 @@ class KvdStats:
     num_reservations: int
     num_commits_refused: int
     tiers: dict[str, TierStats]
+    peers: dict[str, PeerStats] = field(default_factory=dict)
+    lending: LendingStats = LendingStats()
 
     def to_map(self) -> dict[str, Any]:
         """Plain values for the wire."""

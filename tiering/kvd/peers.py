@@ -1,0 +1,252 @@
+"""Blocks from other nodes into this node's DRAM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import structlog
+
+from tiering.block import Block
+from tiering.errors import PeerCorrupt, PeerIncompatible, TieringError
+from tiering.kvd.arrivals import Arrivals
+from tiering.kvd.node_cache import NodeCache
+from tiering.kvd.stats import MoveCounter, PeerStats
+from tiering.stores.block_store import ByteArray
+from tiering.transports.block_transport import BlockTransport, Compatibility, OfferedBlock
+
+log = structlog.get_logger(__name__)
+
+MAX_PEERS = 8  # of one question
+_NUM_THREADS = 4
+_MAX_PULLS = 64  # under way and waiting for a thread
+_MAX_KNOWN = 1024
+_MAX_SHOWN = 64
+_FIRST_PAUSE_S = 0.5
+_LAST_PAUSE_S = 30.0
+_TAKE_LIMIT_S = 2.0
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this node remembers of a peer."""
+
+    num_pulls: int = 0
+    num_blocks: int = 0
+    num_failures: int = 0
+    num_corrupt: int = 0
+    moves: MoveCounter = field(default_factory=MoveCounter)
+    pause_s: float = 0.0
+    retry_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """`num_found`: head run that this node has now; the rest is what the pull itself brought."""
+
+    num_found: int
+    num_blocks: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    peer: str = ""
+
+
+class Peers:
+    """Pulls on threads, books on kvd's event loop. A peer that fails is left alone for a while."""
+
+    def __init__(self, cache: NodeCache, transport: BlockTransport) -> None:
+        self._cache = cache
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="peer-pull")
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._pulls: dict[bytes, asyncio.Task[Pulled]] = {}
+        self._tasks: set[asyncio.Task[Pulled]] = set()
+
+    def stats(self) -> dict[str, PeerStats]:
+        """What came from whom, for the peers asked last."""
+        now_s = time.monotonic()
+        return {
+            peer: PeerStats(
+                num_pulls=known.num_pulls,
+                num_blocks=known.num_blocks,
+                num_failures=known.num_failures,
+                num_corrupt=known.num_corrupt,
+                is_paused=now_s < known.retry_at_s,
+                moves=known.moves.stats(),
+            )
+            for peer, known in islice(reversed(self._known.items()), _MAX_SHOWN)
+        }
+
+    async def survey(
+        self, keys: Sequence[bytes], peers: Sequence[str], wanted: Compatibility, wait_s: float
+    ) -> list[tuple[int, float]]:
+        """Length of the head run at each peer, and the seconds that its answer took; 0: no answer."""
+        deadline_s = time.monotonic() + wait_s
+        asked = peers[:MAX_PEERS]
+        answers = (self._ask(peer, keys, wanted, deadline_s) for peer in asked)
+        return list(await asyncio.gather(*answers))
+
+    async def pull(
+        self, keys: Sequence[bytes], peers: Sequence[str], wanted: Compatibility, wait_s: float
+    ) -> Pulled:
+        """Bring what this node lacks of the head run, from the first peer that has some of it.
+
+        Returns by the deadline with what has arrived; a pull under way goes on behind it.
+        """
+        deadline_s = time.monotonic() + wait_s
+        total = Pulled(self._cache.find(keys))
+        untried = [peer for peer in peers[:MAX_PEERS] if self._is_usable(peer)]
+        while total.num_found < len(keys) and (left_s := deadline_s - time.monotonic()) > 0:
+            theirs = self._pulls.get(keys[total.num_found])
+            if theirs is not None and not theirs.done():
+                await asyncio.wait({theirs}, timeout=left_s)
+                total = replace(total, num_found=self._cache.find(keys))
+                continue
+            if not untried or len(self._tasks) >= _MAX_PULLS:
+                break
+            mine = self._start(untried.pop(0), keys[total.num_found :], wanted, deadline_s)
+            done, _ = await asyncio.wait({mine}, timeout=left_s)
+            result = mine.result() if done else total
+            total = replace(result, num_found=self._cache.find(keys))
+            if total.num_blocks:
+                break
+        return total
+
+    def close(self) -> None:
+        """Start no more pulls; those under way end by their deadlines."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # one peer
+
+    async def _ask(
+        self, peer: str, keys: Sequence[bytes], wanted: Compatibility, deadline_s: float
+    ) -> tuple[int, float]:
+        if not self._is_usable(peer):
+            return 0, 0.0
+        began_s = time.monotonic()
+        try:
+            num_blocks = await self._loop.run_in_executor(
+                self._threads, self._transport.find, peer, wanted, keys, deadline_s
+            )
+        except TieringError as error:
+            self._note_failure(peer, error)
+            return 0, 0.0
+        self._note_success(peer)
+        return num_blocks, time.monotonic() - began_s
+
+    def _start(
+        self, peer: str, keys: Sequence[bytes], wanted: Compatibility, deadline_s: float
+    ) -> asyncio.Task[Pulled]:
+        task = asyncio.ensure_future(self._pull_from(peer, keys, wanted, deadline_s))
+        mine = {key: task for key in keys if key not in self._pulls}
+        self._pulls |= mine
+        self._tasks.add(task)
+
+        def forget(_: object) -> None:
+            self._tasks.discard(task)
+            for key in mine:
+                del self._pulls[key]
+
+        task.add_done_callback(forget)
+        return task
+
+    async def _pull_from(
+        self, peer: str, keys: Sequence[bytes], wanted: Compatibility, deadline_s: float
+    ) -> Pulled:
+        """Runs until the transport has let go of the slots, however long somebody waits for it."""
+        room = _Room(self._cache.arrivals, self._loop, deadline_s)
+        known = self._peer(peer)
+        began_s = time.monotonic()
+        try:
+            await self._loop.run_in_executor(
+                self._threads, self._transport.pull, peer, wanted, keys, room, deadline_s
+            )
+            self._note_success(peer)
+        except TieringError as error:
+            self._note_failure(peer, error)
+        finally:
+            room.abort_rest()
+            took_s = time.monotonic() - began_s
+            known.num_pulls += 1
+            known.num_blocks += room.num_published
+            known.moves.add(room.num_bytes, took_s)
+        return Pulled(0, room.num_published, room.num_bytes, took_s, peer)
+
+    def _peer(self, peer: str) -> _Known:
+        known = self._known.setdefault(peer, _Known())
+        self._known.move_to_end(peer)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    def _is_usable(self, peer: str) -> bool:
+        return time.monotonic() >= self._peer(peer).retry_at_s
+
+    def _note_success(self, peer: str) -> None:
+        self._peer(peer).pause_s = 0.0
+
+    def _note_failure(self, peer: str, error: TieringError) -> None:
+        known = self._peer(peer)
+        known.num_failures += 1
+        known.num_corrupt += isinstance(error, PeerCorrupt)
+        known.pause_s = min(max(2 * known.pause_s, _FIRST_PAUSE_S), _LAST_PAUSE_S)
+        if isinstance(error, PeerIncompatible):
+            known.pause_s = _LAST_PAUSE_S
+        known.retry_at_s = time.monotonic() + known.pause_s
+        if known.num_failures.bit_count() == 1:  # the 1st, 2nd, 4th, ...: no flood
+            log.warning(
+                "peer_failed",
+                peer=peer,
+                reason=str(error),
+                num_failures=known.num_failures,
+                retry_in_s=known.pause_s,
+            )
+
+
+class _Room:
+    """Slots for one pull; `take` and `publish` are called on its thread, all else on the loop."""
+
+    def __init__(
+        self, arrivals: Arrivals, loop: asyncio.AbstractEventLoop, deadline_s: float
+    ) -> None:
+        self._arrivals = arrivals
+        self._loop = loop
+        self._deadline_s = deadline_s
+        self._offered: Sequence[OfferedBlock] = ()
+        self._blocks: list[Block] = []
+        self.num_published = 0
+        self.num_bytes = 0
+
+    def take(self, offered: Sequence[OfferedBlock]) -> Sequence[ByteArray]:
+        """See the port."""
+        self._offered = offered
+        future = asyncio.run_coroutine_threadsafe(self._reserve(), self._loop)
+        try:
+            return future.result(_TAKE_LIMIT_S)
+        finally:
+            future.cancel()
+
+    def publish(self, index: int) -> None:
+        """See the port."""
+        self._loop.call_soon_threadsafe(self._publish, index)
+
+    def abort_rest(self) -> None:
+        """The transport touches the slots no more: give back those that hold nothing whole."""
+        for block in self._blocks:
+            self._arrivals.abort(block)
+
+    async def _reserve(self) -> Sequence[ByteArray]:
+        self._blocks = await self._arrivals.reserve(self._offered, self._deadline_s)
+        return [self._arrivals.view(block) for block in self._blocks]
+
+    def _publish(self, index: int) -> None:
+        stamp = self._offered[index].stamp
+        if self._arrivals.publish(self._blocks[index], stamp):
+            self.num_published += 1
+            self.num_bytes += stamp.num_bytes
