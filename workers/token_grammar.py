@@ -49,13 +49,16 @@ class MaskedLogits:
         self._kept = list(kept)
         self._before = logits[self._kept]
         for number, bits in masks:
-            row = logits[number]
-            is_allowed = np.unpackbits(
-                np.frombuffer(bits, dtype=np.uint8), count=len(row), bitorder="little"
-            ).view(bool)
-            np.fmax(row, _LEAST_LOGIT, out=row)
-            np.copyto(row, _IMPOSSIBLE, where=~is_allowed)
+            _forbid(logits[number], bits)
 
     def undo(self) -> None:
         """Put the raw logits back where somebody wants to see them."""
         self._logits[self._kept] = self._before
+
+
+def _forbid(row: Float32Array, bits: bytes) -> None:
+    packed = np.frombuffer(bits, dtype=np.uint8)
+    is_forbidden = np.unpackbits(~packed, count=len(row), bitorder="little").view(bool)
+    np.copyto(row, _IMPOSSIBLE, where=is_forbidden)
+    if not np.isfinite(row.max()):  # NaN, or nothing left: rare, and dear to look for one by one
+        np.fmax(row, _LEAST_LOGIT, out=row, where=~is_forbidden)
