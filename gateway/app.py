@@ -28,7 +28,7 @@ from gateway.services import Services
 from gateway.settings import GatewaySettings
 from pipeline.client import PipelineClient
 from pipeline.intake.build import Intake
-from pipeline.intake.chat_template import CHATML, ChatTemplate
+from pipeline.intake.chat_template import ChatTemplate
 from pipeline.intake.vocabulary import load_vocabulary
 from pipeline.settings import PipelineSettings
 
@@ -42,14 +42,20 @@ def load_intake(settings: PipelineSettings) -> Intake:
         ModelFilesUnusable: the model directory is incomplete.
     """
     vocabulary = load_vocabulary(settings.engine, settings.model)
-    directory = settings.model if settings.engine == "torch" else None
     return Intake(
         vocabulary,
-        ChatTemplate(CHATML) if directory is None else ChatTemplate.load(directory),
+        _load_template(settings),
         settings.served_model_name,
         queue_deadline_s=settings.queue_deadline_s,
         total_deadline_s=settings.total_deadline_s,
         batch_deadline_s=settings.batch_deadline_s,
+    )
+
+
+def _load_template(settings: PipelineSettings) -> ChatTemplate:
+    directory = settings.model if settings.engine == "torch" else None
+    return ChatTemplate.load(
+        directory, settings.chat_template, takes_kwargs=settings.chat_template_kwargs
     )
 
 

@@ -39,6 +39,12 @@ class PipelineSettings(BaseSettings):
     engine: Literal["torch", "digest", "script"] = "torch"
     model: Path | None = Field(default=None, description="model directory, or the script file")
     model_name: str = Field(default="", description="name that clients use; empty: from `model`")
+    chat_template: Path | None = Field(
+        default=None, description="a file, instead of the model's own template"
+    )
+    chat_template_kwargs: bool = Field(
+        default=True, description="clients may pass values to the template"
+    )
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = Field(
         default="", description="of files and batches, for SQLAlchemy; empty: SQLite in `data_dir`"

@@ -7,6 +7,7 @@ import signal
 import threading
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -110,7 +111,7 @@ class Worker:
             self._queues,
             hands_over=settings.role is Role.PREFILL,
             ledger=self._new_ledger(),
-            key_root_for=lambda salt: _key_root(self._runner.spec, salt),
+            key_root_for=partial(_key_root, self._runner.spec),
             grammar_for=self._start_grammar,
         )
         self._sink = self._make_sink()
@@ -332,10 +333,13 @@ def _end_with_thread(args: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _key_root(spec: ModelSpec, salt: str) -> bytes:
-    return namespace_root(
-        {"fingerprint": spec.fingerprint, "layout": spec.layout.describe(), "salt": salt}
-    )
+def _key_root(spec: ModelSpec, tenant_salt: str, cache_salt: str = "") -> bytes:
+    fields: dict[str, str | int | bytes] = {
+        "fingerprint": spec.fingerprint,
+        "layout": spec.layout.describe(),
+        "salt": tenant_salt,
+    }
+    return namespace_root(fields | ({"cache_salt": cache_salt} if cache_salt else {}))
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ class Ticket(Protocol):
 class RequestDesk:
     """One per worker process.
 
-    `key_root_for` gives the root of a tenant's block keys. `hands_over` is true on prefill workers.
+    `key_root_for` gives the root of block keys for a tenant's salt and a request's own. `hands_over` is true on prefill workers.
     `grammar_for` brings a request's grammar to where its logged tokens have led; it may take a while.
     """
 
@@ -54,7 +54,7 @@ class RequestDesk:
     queues: tuple[str, ...]
     hands_over: bool
     ledger: WorkerLedger
-    key_root_for: Callable[[str], bytes]
+    key_root_for: Callable[[str, str], bytes]
     grammar_for: Callable[[ClaimedRequest], TokenGrammar | None]
     engine: Engine = field(init=False)
     sink: TokenSink = field(init=False)
@@ -186,7 +186,7 @@ class RequestDesk:
         return ClaimRefusal.MOVED
 
     def _make_sequence(self, claim: ClaimedRequest) -> Sequence:
-        root = self.key_root_for(claim.tenant_salt)
+        root = self.key_root_for(claim.tenant_salt, claim.sampling.cache_salt)
         tail = claim.tail
         return Sequence(
             request_id=claim.request_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -13,12 +13,12 @@ from pipeline.intake.chat_template import ChatTemplate
 from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import InvalidField, UnknownModel, UnsupportedField
 from pipeline.intake.grammar import GrammarBook, GrammarRefused
+from pipeline.intake.prompt_writer import PromptWriter
 from pipeline.intake.sampling_options import build_sampling, num_logprobs_of
 from pipeline.intake.schemas import (
     ChatBody,
     CompletionBody,
     GenerationBody,
-    MessageBody,
     parse_chat,
     parse_completion,
 )
@@ -90,8 +90,8 @@ class Intake:
         batch_deadline_s: float = 86_400.0,
     ) -> None:
         self.vocabulary = vocabulary
-        self.template = template
         self.model = model
+        self._prompts = PromptWriter(vocabulary, template)
         self._grammars = GrammarBook(vocabulary)
         self._queue_deadline_s = queue_deadline_s
         self._total_deadline_s = total_deadline_s
@@ -138,20 +138,14 @@ class Intake:
             streams=parsed.stream,
             includes_usage=parsed.includes_usage,
             counts_usage=parsed.counts_usage,
-            echoes=self._echoes(parsed, prompts),
+            echoes=self._prompts.echoes(parsed, prompts),
             service_tier="flex" if service_tier == "flex" else service_tier and "default",
             ignored=ignored,
         )
 
     def prompts_of(self, body: ChatBody | CompletionBody) -> list[list[int]]:
-        """The prompts of a checked body as the model gets them.
-
-        Raises:
-            InvalidField, UnsupportedField, TemplateRefused: one of them cannot be made.
-        """
-        if isinstance(body, ChatBody):
-            return [self._chat_prompt(body.messages)]
-        return [self._raw_prompt(prompt) for prompt in body.prompt]
+        """See `PromptWriter.write`."""
+        return self._prompts.write(body)
 
     def _requests(
         self,
@@ -204,45 +198,6 @@ class Intake:
         if priority is Priority.BATCH:
             return self._batch_deadline_s, self._batch_deadline_s
         return self._queue_deadline_s, self._total_deadline_s
-
-    def _echoes(
-        self, body: ChatBody | CompletionBody, prompts: list[list[int]]
-    ) -> tuple[EchoedPrompt, ...]:
-        if not isinstance(body, CompletionBody) or not body.echo:
-            return ()
-        num_added = len(self.vocabulary.prompt_prefix)
-        return tuple(
-            EchoedPrompt(given, tuple(tokens), num_added if given else len(tokens))
-            if isinstance(given, str)
-            else EchoedPrompt.of_tokens(tokens, self.vocabulary)
-            for given, tokens in zip(body.prompt, prompts, strict=True)
-        )
-
-    def _chat_prompt(self, messages: Sequence[MessageBody]) -> list[int]:
-        for rank, message in enumerate(messages):
-            if message.tool_calls and not self.template.can_render("tool_calls"):
-                raise UnsupportedField(f"messages[{rank}].tool_calls")
-        plain = [message.model_dump(exclude_none=True) for message in messages]
-        return self._started(self.template.encode(plain, self.vocabulary), "messages")
-
-    def _raw_prompt(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, list):
-            if max(prompt) >= self.vocabulary.vocab_size:
-                raise InvalidField("prompt", "prompt has a token id outside the vocabulary.")
-            return prompt
-        if not prompt:
-            return self._started([], "prompt")
-        return [*self.vocabulary.prompt_prefix, *self.vocabulary.encode(prompt, special=True)]
-
-    def _started(self, ids: list[int], param: str) -> list[int]:
-        """An empty prompt starts from the beginning-of-text token."""
-        if ids:
-            return ids
-        if self.vocabulary.bos_token_id is None:
-            raise InvalidField(
-                param, f"{param} is empty and this model has no token to start from."
-            )
-        return [self.vocabulary.bos_token_id]
 
 
 def _check_job(body: GenerationBody, num_prompts: int) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -27,8 +28,35 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# What a template gets from us, and no client may set.
+RESERVED_NAMES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("raise_exception", "strftime_now"),
+    }
+)
 _NONCE_DIGITS = 24
-_RANK_DIGITS = 4
+_RANK_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a conversation is written.
+
+    opens_answer: the assistant's turn is opened after it. continues_last: instead, the text ends
+    within its last message, which the answer goes on with. more: what the template may look at
+    beside messages; no name of `RESERVED_NAMES`.
+    """
+
+    opens_answer: bool = True
+    continues_last: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = Rendering()
+_STUMBLES = (
+    *(jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError),
+)
 
 
 class _RaisedByTemplate(jinja2.TemplateError):
@@ -38,79 +66,101 @@ class _RaisedByTemplate(jinja2.TemplateError):
 class ChatTemplate:
     """Renders conversations.
 
-    Every answer starts a new assistant turn, also after a conversation that ends with one. Control
-    tokens that a client typed into a message stay plain text (see `encode`).
+    An answer starts a new assistant turn, also after a conversation that ends with one, unless the
+    `Rendering` says otherwise. Control tokens that a client typed stay plain text (see `encode`).
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, tokens: Mapping[str, str] | None = None, *, takes_kwargs: bool = True
+    ) -> None:
         """`tokens` are bos_token, eos_token and the like, as the template may name them.
+
+        takes_kwargs: clients may pass values of their own.
 
         Raises:
             jinja2.TemplateSyntaxError: the template is broken.
         """
         self.source = source
+        self.takes_kwargs = takes_kwargs
         self._tokens = dict(tokens or {})
         self._template = _environment().from_string(source)
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """From chat_template.jinja, else tokenizer_config.json, else ChatML.
+    def load(
+        cls, directory: Path | None, file: Path | None = None, *, takes_kwargs: bool = True
+    ) -> Self:
+        """From `file`, else the model's chat_template.jinja, tokenizer_config.json, else ChatML.
 
         Raises:
-            ModelFilesUnusable: a file is broken.
+            ModelFilesUnusable: a file is broken, or there is no `file`.
         """
-        config = read_json(directory / "tokenizer_config.json")
-        path = directory / "chat_template.jinja"
-        source = path.read_text("utf-8") if path.is_file() else _default_of(config)
+        config = {} if directory is None else read_json(directory / "tokenizer_config.json")
+        source = _find_source(directory, file, config)
         named = {
             key: token_content(value) for key, value in config.items() if key.endswith("_token")
         }
         try:
-            return cls(source, {key: text for key, text in named.items() if text is not None})
+            tokens = {key: text for key, text in named.items() if text is not None}
+            return cls(source, tokens, takes_kwargs=takes_kwargs)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelFilesUnusable(directory, f"chat template, line {error.lineno}") from error
+            place = file or directory or Path()
+            raise ModelFilesUnusable(place, f"chat template, line {error.lineno}") from error
 
     def can_render(self, field: str) -> bool:
         """True when the template looks at this field of a message."""
         return field in self.source
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The conversation as text, ready for the assistant's turn.
+    def is_reserved(self, name: str) -> bool:
+        """True for a name that `Rendering.more` may not have."""
+        return name in RESERVED_NAMES or name in self._tokens
+
+    def render(self, messages: Sequence[Message], how: Rendering = PLAIN) -> str:
+        """The conversation as text; `continues_last` is not seen to.
 
         Raises:
             TemplateRefused: the template raised; its own words are kept, its source is not.
         """
         try:
             return self._template.render(
-                messages=messages, tools=None, add_generation_prompt=True, **self._tokens
+                {"tools": None}
+                | dict(how.more)
+                | {"messages": messages, "add_generation_prompt": how.opens_answer}
+                | self._tokens
             )
         except _RaisedByTemplate as error:
             text = re.sub(r"\{[%{#].*?[%}#]\}", "", error.message or "")
             raise TemplateRefused(f"The chat template refuses these messages: {text}") from error
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _STUMBLES as error:
             raise TemplateRefused("The chat template cannot render these messages.") from error
 
-    def encode(self, messages: Sequence[Message], vocabulary: Vocabulary) -> list[int]:
+    def encode(
+        self, messages: Sequence[Message], vocabulary: Vocabulary, how: Rendering = PLAIN
+    ) -> list[int]:
         """Prompt ids of a conversation.
 
-        Control tokens written by the template become their ids; the same characters inside a
-        message are hidden behind random digits while the template runs, and encoded as text.
+        Control tokens written by the template become their ids; the same characters in what a
+        client sent are hidden behind random digits while the template runs, and encoded as text.
 
         Raises:
-            TemplateRefused: see `render`.
+            TemplateRefused: see `render`; or the last message, to be continued, is not shown whole.
         """
         ids_of = dict(vocabulary.special_texts)
-        if not ids_of:
-            return vocabulary.encode(self.render(messages), special=True)
-        pattern = re.compile("|".join(re.escape(text) for text in ids_of))
-        mask = _Mask(pattern)
-        masked = [mask.hide(message) for message in messages]
-        rendered = self.render(masked)
-        if not mask.hidden:
-            return vocabulary.encode(rendered, special=True)
+        mask = _Mask(list(ids_of))
+        try:
+            masked = [mask.hide(message) for message in messages]
+            how = replace(how, more=mask.hide(how.more))
+        except RecursionError as error:
+            raise TemplateRefused("The messages are nested too deeply.") from error
+        if how.continues_last:
+            masked[-1] |= {"content": f"{masked[-1]['content']}{mask.end}"}
+        rendered = self.render(masked, how)
+        if how.continues_last:
+            rendered, end, _ = rendered.rpartition(mask.end)
+            if not end:
+                raise TemplateRefused("The chat template cannot leave the last message open.")
         ids: list[int] = []
         start = 0
-        for match in pattern.finditer(rendered):
+        for match in mask.pattern.finditer(rendered):
             ids += vocabulary.encode(mask.reveal(rendered[start : match.start()]), special=False)
             ids.append(ids_of[match.group()])
             start = match.end()
@@ -118,32 +168,57 @@ class ChatTemplate:
 
 
 class _Mask:
-    """Swaps matches of a pattern for digits that no client can foresee, and back."""
+    """Swaps control tokens for digits that no client can foresee, and back.
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
+    So does it with the beginning of one at the end of a string: the template may put another
+    string behind it that completes it. `end` marks a place and stands for nothing.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
+        self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+        self._max_chars = max(map(len, self._beginnings), default=0)
         self._nonce = "".join(secrets.choice("0123456789") for _ in range(_NONCE_DIGITS))
         self._marked = re.compile(f"{self._nonce}([0-9]{{{_RANK_DIGITS}}})")
-        self.hidden: dict[str, int] = {}
+        self._hidden: dict[str, int] = {}
+        self.end = self._mark("")
 
     def hide(self, value: Any) -> Any:
-        """A copy of a JSON value with every match in every string swapped."""
+        """A copy of a JSON value with every match in every string swapped, also in keys."""
         if isinstance(value, str):
-            return self._pattern.sub(self._mark, value)
+            return self._hide_end(self.pattern.sub(lambda match: self._mark(match.group()), value))
         if isinstance(value, Mapping):
-            return {key: self.hide(item) for key, item in value.items()}
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.hide(item) for item in value]
         return value
 
     def reveal(self, text: str) -> str:
         """The text with the matches back in their places."""
-        texts = list(self.hidden)
+        texts = list(self._hidden)
         return self._marked.sub(lambda match: texts[int(match.group(1))], text)
 
-    def _mark(self, match: re.Match[str]) -> str:
-        rank = self.hidden.setdefault(match.group(), len(self.hidden))
+    def _hide_end(self, text: str) -> str:
+        for num_chars in range(min(self._max_chars, len(text)), 0, -1):
+            if text[-num_chars:] in self._beginnings:
+                return text[:-num_chars] + self._mark(text[-num_chars:])
+        return text
+
+    def _mark(self, text: str) -> str:
+        rank = self._hidden.setdefault(text, len(self._hidden))
         return f"{self._nonce}{rank:0{_RANK_DIGITS}d}"
+
+
+def _find_source(directory: Path | None, file: Path | None, config: Mapping[str, Any]) -> str:
+    if file is None and directory is not None:
+        path = directory / "chat_template.jinja"
+        file = path if path.is_file() else None
+    if file is None:
+        return _default_of(config)
+    try:
+        return file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelFilesUnusable(file, "cannot be read") from error
 
 
 def _default_of(config: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ class TextRules:
             shows_stop=sampling.include_stop_str_in_output,
             shows_special=not sampling.skip_special_tokens,
             min_tokens=sampling.min_tokens,
-            continues_text=sampling.echo,
+            continues_text=sampling.echo or sampling.continues_text,
         )
 
 

@@ -31,7 +31,6 @@ _IGNORED_BY_BOTH = frozenset(
 _NEUTRAL_IN_BOTH: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "cache_salt": (),
     "lora": (),
     "kv_transfer_params": (),
     "structured_outputs": (),
@@ -128,6 +127,7 @@ _SUPPORTED_BY_BOTH = frozenset(
         "logprobs",
         "priority",
         "cache",
+        "cache_salt",
     }
 )
 
@@ -139,7 +139,8 @@ COMPLETION_FIELDS = FieldPolicy(
 
 CHAT_FIELDS = FieldPolicy(
     supported=_SUPPORTED_BY_BOTH
-    | {"messages", "max_completion_tokens", "top_logprobs", "response_format"},
+    | {"messages", "max_completion_tokens", "top_logprobs", "response_format"}
+    | {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"},
     ignored=_IGNORED_BY_BOTH
     | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"},
     neutral={
@@ -153,9 +154,6 @@ CHAT_FIELDS = FieldPolicy(
         "web_search_options": (),
         "moderation": (),
         "echo": (False,),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from pipeline.intake.errors import ContextExceeded, InvalidField
@@ -54,6 +55,8 @@ def build_sampling(
         skip_special_tokens=body.skip_special_tokens,
         include_stop_str_in_output=body.include_stop_str_in_output,
         uses_cache=body.cache,
+        cache_salt=hashlib.sha256(body.cache_salt.encode()).hexdigest() if body.cache_salt else "",
+        continues_text=isinstance(body, ChatBody) and body.continue_final_message,
         echo=isinstance(body, CompletionBody) and body.echo,
         num_logprobs=num_logprobs_of(body),
     )

@@ -30,6 +30,7 @@ from pipeline.protocol.sampling import MAX_TOP_LOGPROBS
 MAX_CHOICES = 8
 MAX_SEQUENCES = 128  # prompts times choices of one body
 MAX_COMPLETION_LOGPROBS = 5
+MAX_SALT_CHARS = 256
 _INT64 = 2**63
 _MESSAGE_FIELDS_WITHOUT_EFFECT = ("annotations", "reasoning_content", "refusal")
 
@@ -78,6 +79,7 @@ class GenerationBody(BaseModel):
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
     priority: PriorityStep = Priority.NORMAL
     cache: bool = True
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> Self:
@@ -154,16 +156,29 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs to be true")
+        if self.continue_final_message:
+            self._check_last_message()
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise refusal("max_tokens", "differs from max_completion_tokens")
         return self
+
+    def _check_last_message(self) -> None:
+        """Raises `PydanticCustomError` unless an answer can go on with it."""
+        if self.add_generation_prompt:
+            raise refusal("continue_final_message", "cannot go with add_generation_prompt")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.content is None or last.tool_calls:
+            raise refusal("continue_final_message", "needs text of the assistant as last message")
 
 
 def parse_completion(body: Mapping[str, Any]) -> tuple[CompletionBody, tuple[str, ...]]:

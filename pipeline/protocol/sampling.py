@@ -36,6 +36,8 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     uses_cache: bool = Field(default=True, description="False: its KV leaves no trace in any tier")
+    cache_salt: str = Field(default="", description="KV is shared among equal ones of a tenant")
+    continues_text: bool = Field(default=False, description="the answer goes on within a text")
     echo: bool = Field(default=False, description="the answer begins with the prompt")
     num_logprobs: int | None = Field(
         default=None,

@@ -91,6 +91,16 @@ async def test_c109_partial_block_at_the_end(rig: Rig, reference: Rig, length: i
     assert cached(warm) <= length - 1
 
 
+async def test_a_cache_salt_shares_with_its_equals_only(rig: Rig) -> None:
+    prompt = tokens(77, 100)
+    async with client(rig) as http:
+        counts = []
+        for fields in ({}, {"cache_salt": "x"}, {"cache_salt": "x"}, {"cache_salt": "y"}, {}):
+            counts.append(cached(await complete(http, prompt, max_tokens=2, **fields)))
+            rig.wait_at_rest()
+    assert counts == [0, 0, 96, 0, 96]
+
+
 async def test_c124_cached_tokens_is_what_prefill_did_not_compute(rig: Rig) -> None:
     prompt = tokens(200, 100)
 

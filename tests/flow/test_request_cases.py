@@ -285,7 +285,6 @@ UNSUPPORTED: list[tuple[str, str, Any]] = [
     (CHAT, "store", True),
     (CHAT, "chat_template", "x"),
     (CHAT, "kv_transfer_params", {"a": 1}),
-    (CHAT, "cache_salt", "x"),
     (CHAT, "no_such_field", 0),
     (COMPLETIONS, "suffix", "x"),
     (CHAT, "echo", True),

@@ -91,7 +91,12 @@ def office(redis_url: str) -> Iterator[Office]:
     client = connect(redis_url)
     ledger = WorkerLedger(client, max_attempts=3, retention_s=60)
     desk = RequestDesk(
-        "w1", (QUEUE,), False, ledger, lambda salt: salt.encode().ljust(32, b"."), start_grammar
+        "w1",
+        (QUEUE,),
+        False,
+        ledger,
+        lambda salt, own: f"{salt}{own}".encode().ljust(32, b"."),
+        start_grammar,
     )
     sink = TokenSink("w1", ledger, desk, never_hand_over, lambda _: None)
     runner = DigestRunner(step_delay_ms=STEP_MS)
