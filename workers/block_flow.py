@@ -35,7 +35,8 @@ class BlockFlow:
     @property
     def num_handing_over(self) -> int:
         """Hand-overs under way."""
-        return sum(isinstance(job, StoreJob) for job, run in self._moving.items() if run)
+        jobs = (job for job, run in self._moving.items() if run)
+        return sum(isinstance(job, StoreJob) and not job.is_spill for job in jobs)
 
     def name_blocks(self, run: SequenceRun) -> None:
         """Compute the keys of the known full blocks.
@@ -129,12 +130,24 @@ class BlockFlow:
 
         The run's own blocks are stored in place: it takes part in no step any more.
         """
-        sequence = run.sequence
-        sequence.tail_key = None
+        run.sequence.tail_key = None
         if run.chain is None or not self._mover.is_enabled:
             return False
+        self._store_whole(run, is_spill=False)
+        return True
+
+    def begin_spill(self, run: SequenceRun) -> None:
+        """The same for a preempted run that has a chain: a hand-over to itself."""
+        run.sequence.tail_key = None
+        self._store_whole(run, is_spill=True)
+
+    def _store_whole(self, run: SequenceRun, *, is_spill: bool) -> None:
+        """All that is computed; of a prompt that is not, a partial block would fit nowhere."""
+        sequence = run.sequence
         run.extend_keys(sequence.num_computed, self._block_tokens)
         num_full, num_tail = divmod(sequence.num_computed, self._block_tokens)
+        if run.num_pending > 1:
+            num_tail = 0
         if num_tail:
             sequence.tail_key = tail_key(
                 sequence.key_root, sequence.request_id, sequence.attempt, sequence.num_computed
@@ -147,10 +160,10 @@ class BlockFlow:
             tail_key=sequence.tail_key,
             num_tail_tokens=num_tail,
             is_private=not sequence.uses_cache,
+            is_spill=is_spill,
         )
         self._moving[run.job] = run
         self._mover.store(run.job)
-        return True
 
 
 def _fitting_tail(sequence: Sequence, block_tokens: int) -> bytes | None:

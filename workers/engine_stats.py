@@ -32,6 +32,7 @@ class EngineStats:
     num_steps: int = 0
     num_failed_steps: int = 0
     num_preemptions: int = 0
+    num_spills: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
@@ -53,6 +54,7 @@ class StepMeter:
     num_steps: int = 0
     num_failed_steps: int = 0
     num_preemptions: int = 0
+    num_spills: int = 0
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
@@ -102,6 +104,7 @@ class StepMeter:
             num_steps=self.num_steps,
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,
+            num_spills=self.num_spills,
             num_prefill_tokens=self.num_prefill_tokens,
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,

@@ -35,7 +35,8 @@ class LoadJob:
 class StoreJob:
     """Store full, computed blocks under their keys, where the tiers lack them and have room.
 
-    sequence: whose hand-over this is; such a job is never dropped and goes before write-through.
+    sequence: whose hand-over this is, or with is_spill whose preemption; such a job is never dropped
+    and goes before write-through.
     owner: whom the blocks count for. tail_key, num_tail_tokens: the last of `block_ids` is a partial
     block with so many tokens, kept for a limited time only; is_private: so are all. The mover answers every job it took; num_stored blocks were written.
     """
@@ -47,6 +48,7 @@ class StoreJob:
     tail_key: bytes | None = None
     num_tail_tokens: int = 0
     is_private: bool = False
+    is_spill: bool = False
     is_abandoned: bool = False
     num_stored: int = 0
 

@@ -121,8 +121,15 @@ class RunBook:
         elif isinstance(job, LoadJob):
             self._flow.count_loaded(job, run)
             self._start(run)
+        elif job.is_spill:
+            self._scheduler.come_back(run)
         else:
             self._finish_hand_over(run)
+
+    def spill(self, run: SequenceRun) -> None:
+        """Bring what a preempted run has computed to the tiers; `finish_move` lets it wait again."""
+        self._flow.begin_spill(run)
+        self._meter.num_spills += 1
 
     def extend(self, chunk: ScheduledChunk, records: list[TokenRecord]) -> None:
         """Append a step's tokens to a sequence, up to one that ends it."""

@@ -20,12 +20,15 @@ _MAX_SCORED_TOKENS = 128  # of a step: each needs a whole row of logits
 class StepPlan:
     """One step: `chunks` to run, decode rows first.
 
-    preempted: gave their blocks back and wait again. unfit: will never fit the pool; the engine
-    ends them.
+    preempted: gave their blocks back and wait again. spilled: of these, the ones that still hold
+    their blocks, for the engine to store; `come_back` then. num_awaited: blocks that runs of this
+    plan wait for. unfit: will never fit the pool; the engine ends them.
     """
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
     preempted: list[SequenceRun] = field(default_factory=list)
+    spilled: list[SequenceRun] = field(default_factory=list)
+    num_awaited: int = 0
     unfit: list[SequenceRun] = field(default_factory=list)
 
 
@@ -35,12 +38,16 @@ class Scheduler:
     Admission goes strictly by rank (priority, then arrival) and takes the blocks of the whole
     prompt at once, so that a load and the first decode block never wait for each other. While
     others run, it leaves one block for each of them to grow into. Decode grows block by block; when
-    the pool is out, the lowest-ranked running sequence gives its blocks back and waits again.
+    the pool is out, the lowest-ranked running sequence gives its blocks back and waits again. With a
+    tier below (`can_spill`), what it has computed is stored first, and who needs the blocks waits
+    for that.
     """
 
-    def __init__(self, blocks: BlockPool, settings: EngineSettings) -> None:
+    def __init__(self, blocks: BlockPool, settings: EngineSettings, *, can_spill: bool) -> None:
         self._blocks = blocks
         self._settings = settings
+        self._can_spill = can_spill
+        self._spilling: set[SequenceRun] = set()
         self._waiting: list[SequenceRun] = []
         self._running: list[SequenceRun] = []
         self._num_loading = 0
@@ -48,8 +55,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without blocks."""
-        return len(self._waiting)
+        """Sequences without blocks, or about to be."""
+        return len(self._waiting) + len(self._spilling)
 
     @property
     def num_running(self) -> int:
@@ -109,8 +116,15 @@ class Scheduler:
 
     def release(self, run: SequenceRun) -> None:
         """Give the run's blocks back; `num_computed` still tells how far it came."""
+        self._spilling.discard(run)
         self._blocks.release(run.sequence.block_ids)
         run.forget_blocks()
+
+    def come_back(self, run: SequenceRun) -> None:
+        """A spilled run's blocks are stored, or given up: it waits for blocks again."""
+        self.release(run)
+        run.sequence.num_computed = 0
+        self.add(run)
 
     def plan_step(self, *, is_mover_busy: bool) -> StepPlan:
         """Choose the next step and grow block tables for it.
@@ -181,7 +195,7 @@ class Scheduler:
         num_needed = num_blocks_for(
             sequence.num_computed + num_tokens, self._settings.block_tokens
         ) - len(sequence.block_ids)
-        while num_needed > self._blocks.num_available:
+        while num_needed > self._blocks.num_available + self._num_coming - plan.num_awaited:
             victim = self._running[-1]
             if victim is not run:
                 self._preempt(plan, victim)
@@ -194,16 +208,28 @@ class Scheduler:
                 return False
             if is_mover_busy and num_needed > self._blocks.num_available:
                 return False  # stores still hold the victim's blocks; they end within a step or so
+        if num_needed > self._blocks.num_available:
+            plan.num_awaited += num_needed
+            return False
         if num_needed > 0:
             sequence.block_ids += self._blocks.allocate(num_needed)
         return True
 
+    @property
+    def _num_coming(self) -> int:
+        """Blocks that come back when the spills under way have ended."""
+        return sum(len(run.sequence.block_ids) for run in self._spilling)
+
     def _preempt(self, plan: StepPlan, run: SequenceRun) -> None:
         self._running.remove(run)
-        self.release(run)
-        run.sequence.num_computed = 0
         plan.preempted.append(run)
-        self.add(run)
+        is_of_use = run.chain is not None and not run.needs_scoring and run.sequence.num_computed
+        if self._can_spill and is_of_use:
+            run.sequence.phase = SequencePhase.STORING
+            self._spilling.add(run)
+            plan.spilled.append(run)
+        else:
+            self.come_back(run)
 
     def _take_blocks(self, run: SequenceRun) -> bool:
         sequence = run.sequence

@@ -61,7 +61,7 @@ class Engine:
         self._settings = settings
         self._mover = mover
         self._blocks = BlockPool(settings.num_blocks)
-        self._scheduler = Scheduler(self._blocks, settings)
+        self._scheduler = Scheduler(self._blocks, settings, can_spill=mover.is_enabled)
         self._flow = BlockFlow(self._blocks, mover, settings)
         batches = BatchBuilder(
             settings.block_tokens, settings.max_batch_tokens, settings.max_batch_sequences
@@ -175,6 +175,8 @@ class Engine:
         self._book.admit(is_draining=self._drain_until_s is not None)
         plan = self._scheduler.plan_step(is_mover_busy=self._flow.is_busy)
         self._meter.num_preemptions += len(plan.preempted)
+        for run in plan.spilled:
+            self._book.spill(run)
         for run in plan.unfit:
             self._book.end(run, BROKEN)
         if plan.chunks:

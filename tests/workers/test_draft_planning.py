@@ -18,7 +18,7 @@ class Desk:
     def __init__(self, num_blocks: int, **limits: int) -> None:
         self.blocks = BlockPool(num_blocks)
         settings = EngineSettings(num_blocks=num_blocks, speculation_tokens=6, **limits)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.blocks, settings)
+        self.scheduler = Scheduler(self.blocks, settings, can_spill=False)
         self.num_arrived = 0
 
     def add(self, num_tokens: int, max_tokens: int = 1000, *, scores: bool = False) -> SequenceRun:

@@ -17,10 +17,10 @@ ROOT = namespace_root({"test": "scheduler"})
 class Desk:
     """A scheduler with runs that compute what they are told and sample token 7."""
 
-    def __init__(self, num_blocks: int = 64, **limits: int) -> None:
+    def __init__(self, num_blocks: int = 64, *, can_spill: bool = False, **limits: int) -> None:
         self.settings = EngineSettings(num_blocks=num_blocks, **limits)  # type: ignore[arg-type]
         self.blocks = BlockPool(num_blocks)
-        self.scheduler = Scheduler(self.blocks, self.settings)
+        self.scheduler = Scheduler(self.blocks, self.settings, can_spill=can_spill)
         self.num_arrived = 0
 
     def add(
@@ -242,3 +242,35 @@ def test_a_draining_scheduler_takes_back_only_preempted_runs() -> None:
     desk.end(old)
     assert desk.scheduler.admit(is_draining=True) == [young]
     assert fresh.sequence.phase is SequencePhase.WAITING
+
+
+def test_a_spilled_run_holds_its_blocks_until_they_are_stored_and_nobody_else_is_preempted() -> (
+    None
+):
+    desk = Desk(num_blocks=9, can_spill=True)
+    runs = [desk.add(30) for _ in range(3)]
+    plan = desk.step()
+    while not plan.preempted:
+        plan = desk.step()
+    assert plan.spilled == plan.preempted == [runs[2]]
+    assert runs[2].sequence.phase is SequencePhase.STORING
+    assert (desk.blocks.num_available, desk.scheduler.num_waiting) == (0, 1)
+    assert not plan.chunks, "both others need a block now"
+    assert not desk.step(is_mover_busy=True).preempted, "they wait for those that come"
+
+    desk.scheduler.come_back(runs[2])
+    plan = desk.step()
+    assert (sizes(plan), plan.preempted) == ([("r1", 1), ("r2", 1)], [])
+
+
+def test_a_spilled_run_that_ends_meanwhile_gives_its_blocks_back_once() -> None:
+    desk = Desk(num_blocks=9, can_spill=True)
+    runs = [desk.add(30) for _ in range(3)]
+    while not desk.step().preempted:
+        pass
+    desk.end(runs[2])
+    assert desk.scheduler.num_waiting == 0
+    assert sizes(desk.step()) == [("r1", 1), ("r2", 1)]
+    for run in runs[:2]:
+        desk.end(run)
+    assert desk.blocks.num_free == 9
