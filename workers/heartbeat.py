@@ -34,6 +34,7 @@ class Heartbeat:
     ledger: WorkerLedger
     lease_s: float
     state: Callable[[], WorkerState]
+    before_beat: Callable[[], None]
     is_well: Callable[[], bool]
     on_cancelled: Callable[[str], None]
     on_drain: Callable[[float], None]
@@ -71,6 +72,7 @@ class Heartbeat:
             if not self.is_well():
                 log.error("engine_lost_lease_not_renewed", worker=self.worker)
                 return
+            self.before_beat()
             try:
                 self.beat()
                 was_away = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from pipeline.tasks.upkeep import Upkeep
 from tiering.block_hash import namespace_root
 from tiering.kvd.client import KvdClient
 from tiering.kvd.operator import KvdOperator
+from workers.canary import Canary
 from workers.engine_pool import EnginePool, install_safe_qos
 from workers.heartbeat import ControlListener, Heartbeat
 from workers.kv_mover import KvdMover, KvMover, NoCache
@@ -54,6 +56,8 @@ log = structlog.get_logger(__name__)
 KVD_TIMEOUT_S = 1.0
 # Prompts worth this many full steps may be on their way to a worker; the rest waits in fair order.
 AHEAD_STEPS = 4
+# An engine that is stuck for so many limits will not come back; its requests shall go on elsewhere.
+ENDS_AFTER_LIMITS = 3
 
 
 @dataclass(slots=True)
@@ -117,11 +121,18 @@ class Worker:
         self._sink = self._make_sink()
         self._engine = self._make_engine(self._runner)
         self._desk.engine, self._desk.sink = self._engine, self._sink
+        self._canary = Canary(
+            self._engine,
+            _key_root(self._runner.spec, "canary"),
+            settings.canary_idle_s,
+            settings.stuck_s,
+        )
         self._heartbeat = Heartbeat(
             self.worker_id,
             self._new_ledger(),
             shared.lease_s,
             self._state,
+            self._check_engine,
             lambda: not self._engine.failed.is_set(),
             self._engine.cancel,
             self._on_drain,
@@ -208,6 +219,12 @@ class Worker:
             max_pending_blocks=max(32, self._engine_settings.num_blocks // 4),
         )
 
+    def _check_engine(self) -> None:
+        self._canary.look(time.monotonic())
+        if self._canary.waited_s > ENDS_AFTER_LIMITS * self._settings.stuck_s:
+            log.critical("engine_stuck_worker_ends", worker=self.worker_id)
+            os._exit(1)
+
     def _state(self) -> WorkerState:
         stats = self._engine.stats()
         return WorkerState(
@@ -219,6 +236,7 @@ class Worker:
             queues=self._queues,
             capacity=self._engine_settings.max_batch_sequences,
             is_draining=self._is_draining,
+            is_stuck=self._canary.is_stuck,
             num_running=stats.running + stats.loading + stats.storing,
             num_waiting=stats.waiting,
             num_blocks=stats.total_blocks,

@@ -70,6 +70,14 @@ class WorkerSettings(BaseSettings):
     threads: int | None = Field(default=None, ge=1)
     step_delay_ms: float = Field(default=0.0, ge=0.0)
     drain_s: float = Field(default=25.0, ge=0.0)
+    canary_idle_s: float = Field(
+        default=30.0, ge=0.0, description="idle so long, it tests itself with two tokens; 0: never"
+    )
+    stuck_s: float = Field(
+        default=15.0,
+        gt=0.0,
+        description="a step this long makes it unready; three times as long ends it",
+    )
     prefix_cache: bool = True
     speculation_tokens: int = Field(
         default=0, ge=0, le=32, description="guessed ahead from the sequence's own text; 0: none"

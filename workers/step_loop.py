@@ -44,7 +44,8 @@ class Engine:
     """Runs sequences until they end or are handed over. See `EngineSink` for what comes back.
 
     `ready` is set once the first step could run (or the start failed), `failed` when the thread
-    ended by a fault: what is left then comes back from `stop`.
+    ended by a fault: what is left then comes back from `stop`. `turn_under_way` counts the turns, and is
+    0 while the thread waits for something to do.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Engine:
         self._book = RunBook(
             self._scheduler, self._flow, self._meter, sink, runner.spec, stop_matcher
         )
+        self.turn_under_way = 0
+        self._num_turns = 0
         self._num_failed_in_row = 0
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
@@ -169,6 +172,8 @@ class Engine:
     def _turn(self) -> None:
         """Commands, admissions, one step, and word of it; waits if there was nothing to run."""
         self._wake.clear()
+        self._num_turns += 1
+        self.turn_under_way = self._num_turns
         while self._inbox:
             self._take(self._inbox.popleft())
         self._book.end_late(time.monotonic())
@@ -184,6 +189,7 @@ class Engine:
         self._book.tell()
         self._stats = self._snapshot()
         if not (plan.chunks or plan.unfit or plan.preempted):
+            self.turn_under_way = 0
             self._wake.wait(_WATCHDOG_S if self._book else None)
 
     def _take(self, command: Command) -> None:

@@ -65,5 +65,8 @@ async def _reasons_against(services: Services) -> list[str]:
     if fleet is None:
         return ["Redis does not answer"]
     if not fleet.ready:
-        return [f"workers that can serve: prefill {fleet.num_prefill}, decode {fleet.num_decode}"]
+        counts = f"workers that can serve: prefill {fleet.num_prefill}, decode {fleet.num_decode}"
+        # Without the random part of a worker's name, which is nobody's business here.
+        stuck = [f"{name.partition('#')[0]} is stuck" for name in fleet.stuck]
+        return [counts, *stuck]
     return []

@@ -46,6 +46,8 @@ class WorkerLine:
         """How the scheduler sees it."""
         if self.lease_ms <= 0 or self.age_s >= DEAD_S:
             return "dead"
+        if self.state.is_stuck:
+            return "stuck"
         if self.state.is_draining:
             return "draining"
         return "suspect" if self.age_s >= SUSPECT_S else "ok"

@@ -37,6 +37,7 @@ class WorkerState(BaseModel):
     queues: tuple[str, ...]
     capacity: int
     is_draining: bool = False
+    is_stuck: bool = False  # its step loop does not come back
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
@@ -89,11 +90,11 @@ class Fleet:
         return Fleet(workers, self.ages_s)
 
     def usable(self) -> list[WorkerState]:
-        """Workers that may get new work: heard of lately and not on their way out."""
+        """Workers that may get new work: heard of lately, able to, and not on their way out."""
         return [
             state
             for name, state in self.workers.items()
-            if self.ages_s[name] < SUSPECT_S and not state.is_draining
+            if self.ages_s[name] < SUSPECT_S and not (state.is_draining or state.is_stuck)
         ]
 
     @property
@@ -112,16 +113,21 @@ class Fleet:
         return sum(state.can_decode for state in self.usable())
 
     @property
+    def stuck(self) -> list[str]:
+        """Workers whose engine does not come back."""
+        return sorted(name for name, state in self.workers.items() if state.is_stuck)
+
+    @property
     def ready(self) -> bool:
         """A request that comes now can be served to its end."""
         return self.num_decode > 0
 
     def served_queues(self) -> set[str]:
-        """Queues that a living worker consumes, a draining one included."""
+        """Queues that a living worker consumes, a draining one included, a stuck one not."""
         return {
             queue
             for name, state in self.workers.items()
-            if self.ages_s[name] < DEAD_S
+            if self.ages_s[name] < DEAD_S and not state.is_stuck
             for queue in state.queues
         }
 

@@ -91,6 +91,8 @@ class Rig:
             "POINTSMAN_MODEL_NAME": "m",
             "POINTSMAN_DATA_DIR": str(self.folder),
             "POINTSMAN_LOG_FORMAT": "json",
+            # Tests count steps and tokens: nothing runs but what they ask for.
+            "POINTSMAN_WORKER_CANARY_IDLE_S": "0",
         }
         if self.model is not None:
             env["POINTSMAN_MODEL"] = str(self.model)

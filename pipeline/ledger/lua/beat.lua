@@ -5,7 +5,7 @@ local now = now_ms()
 redis.call('SET', 'lease:' .. worker, now, 'PX', ARGV[2])
 redis.call('HSET', 'workers', worker, cmsgpack.pack({now, ARGV[3]}))
 local state = cjson.decode(ARGV[3])
-if state.queues and not state.is_draining then
+if state.queues and not state.is_draining and not state.is_stuck then
   redis.call('HSET', 'slots', worker, cmsgpack.pack({' ' .. table.concat(state.queues, ' ') .. ' ',
     state.capacity or 0, state.max_ahead_tokens or 0, state.role ~= 'prefill'}))
 else
