@@ -21,6 +21,7 @@ from pipeline.cli.model_store import convert_once
 from pipeline.cli.operate_options import (
     dlq_app,
     drain_command,
+    link_test_command,
     redis_acl_command,
     status_command,
 )
@@ -43,6 +44,7 @@ app.add_typer(dlq_app, name="dlq")
 app.add_typer(kv_app, name="kv")
 app.command("status")(status_command)
 app.command("drain")(drain_command)
+app.command("link-test")(link_test_command)
 app.command("redis-acl")(redis_acl_command)
 
 RedisUrl = Annotated[

@@ -1,4 +1,4 @@
-"""The options of `status`, `drain`, `dlq` and `redis-acl`: what an operator asks of a pipeline."""
+"""The options of `status`, `drain`, `dlq`, `link-test`, `redis-acl`: asked by an operator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pipeline.cli.data_directory import DataDirectory, default_path, write_priva
 from pipeline.cli.drain import drain_node
 from pipeline.cli.embedded_redis import url_of_running
 from pipeline.cli.errors import CommandRefused
+from pipeline.cli.link_test import LinkTest, links_json, links_screen, measure_links
 from pipeline.cli.redis_acl import AclUser, acl_file, setuser_line
 from pipeline.cli.status import as_screen, read_status
 from pipeline.errors import PipelineError
@@ -68,6 +69,36 @@ def drain_command(
     url = _url(redis_url, data_dir)
     count = _asked(lambda: drain_node(url, node, limit_s, is_forced=force, say=typer.echo))
     typer.echo(f"{node} is drained: {count} workers left")
+
+
+def link_test_command(
+    *,
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="[NODE NODE]", show_default="all pairs")
+    ] = None,
+    redis_url: RedisUrl = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For a program.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="For each direction of each pair.", min=0.1, max=20)
+    ] = 2.0,
+) -> None:
+    """Measure round trip and bandwidth between nodes and keep the result for the scheduler.
+
+    The nodes' daemons measure; they are asked with the secret in POINTSMAN_KVD_PEER_SECRET. Exit code
+    1 when a link could not be measured or is slower than its kind should be.
+    """
+    url = _url(redis_url, data_dir)
+    secret = os.environ.get("POINTSMAN_KVD_PEER_SECRET", "").encode()
+    test = LinkTest(url, secret, tuple(nodes or ()), seconds)
+    errors = Console(stderr=True)
+    measured = _asked(lambda: measure_links(test, lambda link: errors.print(f"testing {link}")))
+    if as_json:
+        typer.echo(links_json(measured))
+    else:
+        Console(width=None if Console().is_terminal else _WIDE).print(links_screen(measured))
+    if any(link.report is None or link.report.is_slow for link in measured):
+        raise typer.Exit(1)
 
 
 @dlq_app.command("ls")

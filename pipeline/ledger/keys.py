@@ -15,6 +15,7 @@ HELD = "held"
 FAULTS = "faults"
 SLOTS = "slots"
 DRAINS = "drains"
+LINKS = "links"
 
 PREFILL_QUEUE = "prefill"
 UNPLACED_QUEUE = "unplaced"

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from pipeline.ledger.keys import node_key
+from pipeline.ledger.keys import LINKS, node_key
 from pipeline.ledger.store import store_errors
 
 REPORT_LIFETIME_S = 15
@@ -32,3 +32,13 @@ class NodeBoard:
             for node in sorted(set(nodes)):
                 pipe.get(node_key(node))
             return [report for report in pipe.execute() if report is not None]
+
+    def post_link(self, name: str, report_json: str) -> None:
+        """Replace what is known of one link; it stays until it is measured again."""
+        with store_errors():
+            self._client.hset(LINKS, name, report_json)
+
+    def read_links(self) -> list[bytes]:
+        """All links that were ever measured."""
+        with store_errors():
+            return list(self._client.hgetall(LINKS).values())

@@ -58,15 +58,6 @@ class Loan:
     payloads: Sequence[ByteArray]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSample:
-    """Blocks of one size over a link: the rate of `num_bytes` of them."""
-
-    block_bytes: int
-    num_bytes: int
-    bytes_per_s: float
-
-
 class Room(Protocol):
     """Where a pull's blocks go."""
 

@@ -37,6 +37,11 @@ class PeerSocket:
             raise TimeoutError("no time left to connect")
         return cls(socket.create_connection(split_address(address), left_s), stall_s, deadline_s)
 
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """IP addresses of this end and of the other one."""
+        return self._socket.getsockname()[0], self._socket.getpeername()[0]
+
     def __enter__(self) -> PeerSocket:
         return self
 

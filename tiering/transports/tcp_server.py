@@ -14,8 +14,9 @@ from tiering import frames
 from tiering.errors import ProtocolViolation, TieringError
 from tiering.transports.block_transport import Compatibility, Library
 from tiering.transports.handshake import NO_BLOCKS, receive_greeting
+from tiering.transports.link_probe import LONGEST_PROBE_S, pack_probe, probe_link
 from tiering.transports.peer_socket import PeerSocket
-from tiering.transports.tcp_transport import DEFAULT_STALL_S
+from tiering.transports.tcp_transport import DEFAULT_STALL_S, TcpTransport
 from tiering.transports.tcp_wire import (
     MAX_PAYLOAD_BYTES,
     MAX_PULL_BYTES,
@@ -31,6 +32,7 @@ MAX_CONNECTIONS = 16
 MAX_CONNECTION_S = 30.0
 _BACKLOG = 64
 _STOP_LIMIT_S = 5.0
+_MAX_SIZES = 8
 
 
 class TcpBlockServer:
@@ -140,6 +142,8 @@ class TcpBlockServer:
                 peer.send(payload)
             case [PeerOp.STREAM, block_bytes, num_blocks]:
                 _stream(peer, frames.as_int(block_bytes), frames.as_int(num_blocks))
+            case [PeerOp.MEASURE, str() as other, list() as sizes, seconds]:
+                self._measure(peer, other, sizes, frames.as_seconds(seconds, LONGEST_PROBE_S))
             case [PeerOp.FIND, keys] if wanted != NO_BLOCKS:
                 peer.send(self._library.find(frames.as_keys(keys)))
             case [PeerOp.PULL, keys, wait_s] if wanted != NO_BLOCKS:
@@ -147,6 +151,14 @@ class TcpBlockServer:
             case _:
                 raise ProtocolViolation("no request of a peer")
         return True
+
+    def _measure(self, peer: PeerSocket, other: str, sizes: list[object], seconds: float) -> None:
+        block_sizes = [frames.as_int(size, MAX_STREAM_BLOCK_BYTES) for size in sizes[:_MAX_SIZES]]
+        transport = TcpTransport(self._secret, self._stall_s)
+        try:
+            peer.send(*pack_probe(probe_link(transport, other, block_sizes, seconds)))
+        except TieringError as error:
+            peer.send(str(error))
 
     def _push(
         self, peer: PeerSocket, wanted: Compatibility, keys: list[bytes], wait_s: float

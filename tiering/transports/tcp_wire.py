@@ -24,7 +24,8 @@ class PeerOp(IntEnum):
     PULL = 2
     ECHO = 3  # payload -> payload
     STREAM = 4  # block_bytes, num_blocks -> num_bytes, then the bytes
-    # peer, [block sizes], seconds -> round_trip_s, link kind, [[block_bytes, num_bytes, bytes_per_s]]
+    # peer, [block sizes], seconds -> round_trip_s, kind, nominal bytes_per_s, [[block_bytes,
+    # num_bytes, bytes_per_s]], or a sentence
     MEASURE = 5
 
 
