@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.kv import owner_of
 from tests.flow.rig import REPOSITORY, Rig, wait_until
 from tests.flow.talk import client, complete
 
@@ -73,11 +72,24 @@ def test_a_file_without_prompts_and_a_daemon_that_is_away_are_said(
     assert (refused.returncode, "no gateway" in refused.stderr) == (1, True)
 
 
-def test_a_purge_names_how_many_blocks_went(rig: Rig) -> None:
+async def test_a_purge_drops_one_tenants_blocks_and_no_others(rig: Rig) -> None:
+    async with client(rig) as http:
+        await complete(
+            http, "something of the default tenant, long enough for blocks", max_tokens=1
+        )
+    own = "--tenant", "default"
+
+    def has_blocks() -> bool:
+        return " 16 " in pointsman(rig, "kv", "ls", *own).stdout
+
+    wait_until(has_blocks, 20, "blocks of the tenant")
     purged = pointsman(rig, "kv", "purge", "--tenant", "nobody-of-this-name")
+    assert (purged.returncode, purged.stdout.split()[0]) == (0, "0")
+    assert has_blocks()
+    purged = pointsman(rig, "kv", "purge", *own)
     assert purged.returncode == 0
-    assert "0 blocks" in purged.stdout
-    assert len(owner_of("default")) == 8
+    assert int(purged.stdout.split()[0]) >= 3
+    wait_until(lambda: not has_blocks(), 20, "no blocks of the tenant")
 
 
 def test_a_killed_cache_daemon_shows_on_the_metrics_page(rig: Rig) -> None:
