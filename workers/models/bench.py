@@ -142,12 +142,14 @@ LOADS = (
 )
 
 
-def measure(runners: Sequence[ModelRunner], num_rounds: int) -> list[list[list[float]]]:
+def measure(
+    runners: Sequence[ModelRunner], num_rounds: int, loads: Sequence[Load] = LOADS
+) -> list[list[list[float]]]:
     """Tokens/s by load, runner and round; runners take turns within a round."""
-    benches = [_LoadedBench(runner) for runner in runners]
-    figures: list[list[list[float]]] = [[[] for _ in runners] for _ in LOADS]
+    benches = [_LoadedBench(runner, loads) for runner in runners]
+    figures: list[list[list[float]]] = [[[] for _ in runners] for _ in loads]
     for _ in range(num_rounds):
-        for load, of_load in zip(LOADS, figures, strict=True):
+        for load, of_load in zip(loads, figures, strict=True):
             for bench, of_runner in zip(benches, of_load, strict=True):
                 of_runner.append(bench.tokens_per_s(load))
     return figures
@@ -156,11 +158,11 @@ def measure(runners: Sequence[ModelRunner], num_rounds: int) -> list[list[list[f
 class _LoadedBench:
     """A runner whose lanes are always ready for any load, because steps are undone."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        longest = max(load.context_tokens + load.num_tokens for load in LOADS)
-        decoding = [load for load in LOADS if load.context_tokens]
-        num_lanes = max(load.num_lanes for load in decoding)
-        lane_tokens = max(load.context_tokens for load in decoding) + 1
+    def __init__(self, runner: ModelRunner, loads: Sequence[Load]) -> None:
+        longest = max(load.context_tokens + load.num_tokens for load in loads)
+        decoding = [load for load in loads if load.context_tokens]
+        num_lanes = max((load.num_lanes for load in decoding), default=0)
+        lane_tokens = max((load.context_tokens for load in decoding), default=0) + 1
         block_tokens = runner.spec.layout.block_tokens
         num_blocks = -(-longest // block_tokens) + num_lanes * -(-lane_tokens // block_tokens)
         self._bench = EngineBench(runner, num_blocks)
