@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ SLOT_BYTES = 12_288
 class KvdProcess:
     """`python -m tiering.kvd` on a directory; `restart` keeps the directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, run_in: Sequence[str] = ()) -> None:
+        """`run_in`: a command that the daemon is an argument of."""
+        self._run_in = run_in
         self.socket_path = directory / "kvd.sock"
         self.slab_path = directory / "slab"
         self.events: list[dict[str, Any]] = []
@@ -47,7 +49,7 @@ class KvdProcess:
         } | {name.upper(): value for name, value in options.items() if name != "user"}
         environ = {f"POINTSMAN_KVD_{name}": str(value) for name, value in values.items()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tiering.kvd"],
+            [*self._run_in, sys.executable, "-m", "tiering.kvd"],
             env=os.environ | environ,
             stdout=subprocess.PIPE,
             text=True,
