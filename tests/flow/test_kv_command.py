@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.kv import owner_of
 from tests.flow.rig import REPOSITORY, Rig, wait_until
 from tests.flow.talk import client, complete
+from tiering.kvd.operator import KvdOperator, ListedBlock
+from tiering.tier import Tier
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,11 @@ def pointsman(rig: Rig, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def blocks_of(rig: Rig, tenant: str | None = None) -> list[ListedBlock]:
+    with KvdOperator(rig.kvd_socket, "test") as operator:
+        return list(operator.listed(Tier.DRAM, owner_of(tenant) if tenant else b""))
+
+
 async def test_a_warmed_prompt_is_a_hit_and_the_tiers_show_it(rig: Rig, tmp_path: Path) -> None:
     prompts = [f"{number} {'a typical prompt ' * 6}" for number in range(6)]
     file = tmp_path / "prompts.txt"
@@ -43,11 +51,9 @@ async def test_a_warmed_prompt_is_a_hit_and_the_tiers_show_it(rig: Rig, tmp_path
         answer = await complete(http, prompts[0], max_tokens=1)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 80
 
-    def dram_blocks() -> int:
-        stats = json.loads(pointsman(rig, "kv", "stats", "--json").stdout)
-        return int(stats["tiers"]["dram"]["slots_by_state"]["ready"])
-
-    wait_until(lambda: dram_blocks() >= 30, 20, "the blocks of six prompts")
+    wait_until(lambda: len(blocks_of(rig)) >= 30, 20, "the blocks of six prompts")
+    stats = json.loads(pointsman(rig, "kv", "stats", "--json").stdout)
+    assert stats["tiers"]["dram"]["slots_by_state"]["ready"] >= 30
     assert "dram" in pointsman(rig, "kv", "stats").stdout
     listed = pointsman(rig, "kv", "ls", "--limit", 3).stdout
     assert listed.count(" 16 ") == 3
@@ -77,19 +83,14 @@ async def test_a_purge_drops_one_tenants_blocks_and_no_others(rig: Rig) -> None:
         await complete(
             http, "something of the default tenant, long enough for blocks", max_tokens=1
         )
-    own = "--tenant", "default"
-
-    def has_blocks() -> bool:
-        return " 16 " in pointsman(rig, "kv", "ls", *own).stdout
-
-    wait_until(has_blocks, 20, "blocks of the tenant")
+    wait_until(lambda: len(blocks_of(rig, "default")) >= 3, 20, "blocks of the tenant")
     purged = pointsman(rig, "kv", "purge", "--tenant", "nobody-of-this-name")
     assert (purged.returncode, purged.stdout.split()[0]) == (0, "0")
-    assert has_blocks()
-    purged = pointsman(rig, "kv", "purge", *own)
+    assert " 16 " in pointsman(rig, "kv", "ls", "--tenant", "default").stdout
+    purged = pointsman(rig, "kv", "purge", "--tenant", "default")
     assert purged.returncode == 0
     assert int(purged.stdout.split()[0]) >= 3
-    wait_until(lambda: not has_blocks(), 20, "no blocks of the tenant")
+    wait_until(lambda: not blocks_of(rig, "default"), 20, "no blocks of the tenant")
 
 
 def test_a_killed_cache_daemon_shows_on_the_metrics_page(rig: Rig) -> None:
