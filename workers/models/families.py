@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workers.models.errors import ModelFilesMissing, ModelRefused
+from workers.models.model_facts import ModelFacts, token_ids_of
 
 Config = Mapping[str, Any]
 
@@ -64,6 +65,24 @@ class DecoderConfig:
     has_qk_norm: bool
     ties_head: bool | None  # None: the config does not say, the weights decide
     eos_token_ids: frozenset[int]
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the runner must know of it."""
+        return ModelFacts(
+            name=self.name,
+            vocab_size=self.vocab_size,
+            context_tokens=self.context_tokens,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            eos_token_ids=self.eos_token_ids,
+            product_widths=(
+                self.hidden_size,
+                self.intermediate_size,
+                self.num_heads * self.head_dim,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +196,8 @@ def _decoder_config(name: str, config: Config, generation: Config) -> DecoderCon
         has_mlp_bias=decide(family.mlp_bias),
         has_qk_norm=family.qk_norm,
         ties_head=config.get("tie_word_embeddings"),
-        eos_token_ids=_token_ids(config) | _token_ids(generation),
+        eos_token_ids=token_ids_of(config.get("eos_token_id"))
+        | token_ids_of(generation.get("eos_token_id")),
     )
 
 
@@ -187,13 +207,6 @@ def _head_dim(config: Config) -> int:
     if config["model_type"] == "qwen3":  # its default is a number of its own
         raise KeyError("head_dim")
     return int(config["hidden_size"] // config["num_attention_heads"])
-
-
-def _token_ids(config: Config) -> frozenset[int]:
-    value = config.get("eos_token_id")
-    if value is None:
-        return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
 
 
 def _rope_fields(config: Config) -> Config:

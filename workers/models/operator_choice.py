@@ -16,7 +16,7 @@ from workers.kernels.native_build import NativeKernelsMissing
 from workers.kernels.operators import Operators
 from workers.kernels.reference import ReferenceOperators
 from workers.models.errors import ModelRefused
-from workers.models.families import DecoderConfig
+from workers.models.model_facts import ModelFacts
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ EngineDtype = Literal["auto", "float32", "bfloat16"]
 
 
 def choose_operators(
-    config: DecoderConfig, block_tokens: int, dtype: str, device: str = "cpu"
+    facts: ModelFacts, block_tokens: int, dtype: str, device: str = "cpu"
 ) -> Operators:
     """The fastest form that computes in `dtype` on `device` ("cpu" or "cuda").
 
@@ -37,33 +37,31 @@ def choose_operators(
     """
     if dtype not in get_args(EngineDtype):
         raise ModelRefused(
-            config.name, f"dtype {dtype} is not one of {', '.join(get_args(EngineDtype))}"
+            facts.name, f"dtype {dtype} is not one of {', '.join(get_args(EngineDtype))}"
         )
     if device == "cuda":
-        return _cuda_operators(config, block_tokens, dtype)
+        return _cuda_operators(facts, block_tokens, dtype)
     if dtype == "float32":
         return ReferenceOperators(torch.float32)
-    query_width = config.num_heads * config.head_dim
-    widths = (config.hidden_size, config.intermediate_size, query_width)
-    reason = why_not_native(config.head_dim, block_tokens, widths) or why_not_here()
+    reason = why_not_native(facts.head_dim, block_tokens, facts.product_widths) or why_not_here()
     if reason is None:
         return NativeOperators()
-    log.warning("native_kernels_not_used", model=config.name, reason=reason)
+    log.warning("native_kernels_not_used", model=facts.name, reason=reason)
     return ReferenceOperators(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
 
 
-def _cuda_operators(config: DecoderConfig, block_tokens: int, dtype: str) -> Operators:
+def _cuda_operators(facts: ModelFacts, block_tokens: int, dtype: str) -> Operators:
     if dtype == "float32":
-        raise ModelRefused(config.name, "on a GPU it runs in bfloat16 only")
+        raise ModelRefused(facts.name, "on a GPU it runs in bfloat16 only")
     flash = find_flash()
     if flash is None:
         raise ModelRefused(
-            config.name, 'a GPU needs flash-attn: pip install --no-build-isolation ".[gpu]"'
+            facts.name, 'a GPU needs flash-attn: pip install --no-build-isolation ".[gpu]"'
         )
-    reason = why_not_flash(flash, config.head_dim, block_tokens)
+    reason = why_not_flash(flash, facts.head_dim, block_tokens)
     if reason is not None:
-        raise ModelRefused(config.name, reason)
-    max_blocks = -(-config.context_tokens // block_tokens)
+        raise ModelRefused(facts.name, reason)
+    max_blocks = -(-facts.context_tokens // block_tokens)
     return CudaOperators(flash, torch.device("cuda"), GraphRecorder(), max_blocks)
 
 

@@ -2,29 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import structlog
 import torch
 
 from tiering.block_layout import BlockLayout, KvDtype
 from workers.hbm_pool import HbmPool, HostPool
 from workers.kernels.decode_buckets import BUCKETS
 from workers.kernels.device_pool import DevicePool
-from workers.kernels.operators import Operators, PagedAttention
+from workers.kernels.operators import Operators, PagedAttention, StepPlan
 from workers.kernels.step_plan import plan_step
 from workers.model import Float32Array, ModelSpec, StepBatch
-from workers.models.errors import PoolNotBound, TokenNotKnown
+from workers.models.errors import ModelRefused, PoolNotBound, TokenNotKnown
 from workers.models.families import read_config
+from workers.models.model_facts import ModelFacts
 from workers.models.operator_choice import choose_operators
 from workers.models.transformer import Decoder
 from workers.models.weights import fingerprint
 
+log = structlog.get_logger(__name__)
+
 _KV_DTYPES: dict[torch.dtype, KvDtype] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
+class _PagedModel(Protocol):
+    """What `Decoder` and `ModulesDecoder` have in common; see there."""
+
+    def rope(self, num_positions: int) -> torch.Tensor: ...
+    def reserve(self, num_rows: int) -> None: ...
+    def bind(self, pool: torch.Tensor) -> list[PagedAttention]: ...
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        logit_rows: torch.Tensor,
+        attentions: list[PagedAttention],
+        plan: StepPlan,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A model in memory. `suffix` tells its KV from that of the same model computed otherwise."""
+
+    decoder: _PagedModel
+    facts: ModelFacts
+    operators: Operators
+    suffix: str = ""
+
+
+def _open(
+    model: Path, block_tokens: int, dtype: str, device: str, operators: Operators | None
+) -> _Opened:
+    """With the compact decoder, or over transformers' modules what that does not cover."""
+    try:
+        config = read_config(model)
+    except ModelRefused as refusal:
+        log.warning("compact_decoder_not_used", model=model.name, reason=refusal.reason)
+        return _open_modules(model, block_tokens, dtype, device, operators)
+    own = operators or choose_operators(config.facts, block_tokens, dtype, device)
+    return _Opened(Decoder(model, config, own), config.facts, own)
+
+
+def _open_modules(
+    model: Path, block_tokens: int, dtype: str, device: str, operators: Operators | None
+) -> _Opened:
+    from workers.models.modules import ModulesDecoder, ModulesModel  # noqa: PLC0415  # seconds
+
+    # Without our own products no batch has the bytes of another in bfloat16: "auto" avoids it.
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    number_type = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    place = torch.device(device)
+    if operators is not None:
+        number_type, place = operators.dtype, operators.device
+    opened = ModulesModel(model, number_type, place)
+    own = operators or choose_operators(opened.facts, block_tokens, dtype, device)
+    suffix = f" modules {version('transformers')}"
+    return _Opened(ModulesDecoder(opened, own), opened.facts, own, suffix)
+
+
 class TorchRunner:
-    """Runs a Hugging Face directory of a known family. Threads are the process's own setting."""
+    """Runs a Hugging Face directory of a decoder-only model. Threads are the process's own setting."""
 
     def __init__(
         self,
@@ -44,27 +107,26 @@ class TorchRunner:
             ModelFilesMissing: the directory lacks a file or a weight.
             ModelRefused: the model cannot be run exactly, or not in this type.
         """
-        config = read_config(model)
-        if operators is None:
-            operators = choose_operators(config, block_tokens, dtype, device)
-        kv_dtype = _KV_DTYPES[operators.dtype]
+        opened = _open(model, block_tokens, dtype, device, operators)
+        facts, own_operators = opened.facts, opened.operators
+        kv_dtype = _KV_DTYPES[own_operators.dtype]
         self._spec = ModelSpec(
             layout=BlockLayout(
-                num_layers=config.num_layers,
+                num_layers=facts.num_layers,
                 block_tokens=block_tokens,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
+                num_kv_heads=facts.num_kv_heads,
+                head_dim=facts.head_dim,
                 dtype=kv_dtype,
             ),
-            vocab_size=config.vocab_size,
-            context_tokens=config.context_tokens,
-            eos_token_ids=config.eos_token_ids,
+            vocab_size=facts.vocab_size,
+            context_tokens=facts.context_tokens,
+            eos_token_ids=facts.eos_token_ids,
             # Another form rounds otherwise: its blocks are good, but not the same bytes.
-            fingerprint=fingerprint(model, f"{kv_dtype} {operators.name}"),
+            fingerprint=fingerprint(model, f"{kv_dtype} {own_operators.name}{opened.suffix}"),
         )
-        self.operators = operators
-        self._dtype = operators.dtype
-        self._decoder = Decoder(model, config, operators)
+        self.operators = own_operators
+        self._dtype = own_operators.dtype
+        self._decoder = opened.decoder
         self._attentions: list[PagedAttention] | None = None
         self._host_logits = torch.empty(0)
 

@@ -12,7 +12,7 @@ import transformers
 
 from pipeline.script_book import Script, ScriptBook
 from tests.workers.kernels.flash_stand_in import FLASH_3, StandIn
-from tests.workers.models.tiny_models import tiny_configs
+from tests.workers.models.tiny_models import modules_configs, refused_configs, tiny_configs
 from workers.kernels.cuda import CudaOperators
 from workers.kernels.cuda_graphs import Eager
 from workers.kernels.flash import Flash3
@@ -30,13 +30,15 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes (once) the directory of a tiny model, by its name in tiny_configs()."""
+    """Makes (once) the directory of a tiny model, by its name in tiny_models."""
     made: dict[str, Path] = {}
+    refused = {name: config for name, (config, _) in refused_configs().items()}
+    configs = tiny_configs() | modules_configs() | refused
 
     def make(name: str) -> Path:
         if name not in made:
             torch.manual_seed(sum(name.encode()))
-            model = transformers.AutoModelForCausalLM.from_config(tiny_configs()[name])
+            model = transformers.AutoModelForCausalLM.from_config(configs[name])
             with torch.no_grad():
                 for parameter in model.parameters():  # ones and zeros would hide a missing one
                     if parameter.dim() == 1:
@@ -48,7 +50,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
-EXACT_ENGINES = ["digest", "script", "torch-float32", "torch-auto"]
+EXACT_ENGINES = ["digest", "script", "torch-float32", "torch-auto", "modules-auto"]
 
 
 @pytest.fixture(params=EXACT_ENGINES)
@@ -70,6 +72,8 @@ def small_engine(name: str, tiny_model: Callable[[str], Path]) -> ModelRunner:
     if engine == "script":
         script = Script(pieces=tuple("abcdefghijklmnopqrstuvwxyz"), logprob=-0.1)
         return ScriptRunner(ScriptBook(scripts={"default": script}))
+    if engine == "modules":
+        return load_runner("torch", tiny_model("gemma3"), dtype=dtype)
     if engine == "cuda":
         return cuda_engine_on_the_cpu(tiny_model("llama"))
     return load_runner("torch", tiny_model("llama"), dtype=dtype)

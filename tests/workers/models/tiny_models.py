@@ -65,3 +65,67 @@ def tiny_configs() -> dict[str, Any]:
 
 
 TINY_NAMES = tuple(tiny_configs())
+
+
+def modules_configs() -> dict[str, Any]:
+    """Models that run over transformers' modules."""
+    alternating = ["sliding_attention", "full_attention", "sliding_attention"]
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    without_head_dim = {**TINY, "hidden_size": 96}
+    del without_head_dim["head_dim"]
+    return {
+        "gemma3": transformers.Gemma3TextConfig(
+            **TINY,
+            sliding_window=20,
+            layer_types=alternating,
+            query_pre_attn_scalar=16,
+            pad_token_id=0,
+        ),
+        "gpt2": transformers.GPT2Config(
+            vocab_size=300, n_positions=512, n_embd=48, n_layer=3, n_head=3, initializer_range=0.3
+        ),
+        "granite": transformers.GraniteConfig(**without_head_dim, attention_multiplier=0.3),
+        "mixtral": transformers.MixtralConfig(**TINY, **experts),
+        "llama-gelu": transformers.LlamaConfig(**TINY, hidden_act="gelu"),
+    }
+
+
+def refused_configs() -> dict[str, tuple[Any, str]]:
+    """Models that nothing here runs exactly, and what is said of them."""
+    sizes = {"vocab_size": 300, "hidden_size": 48}
+    alternating = ["sliding_attention", "full_attention", "sliding_attention"]
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return {
+        "gemma2": (transformers.Gemma2Config(**TINY, pad_token_id=0), "a soft cap"),
+        "gpt-oss": (
+            transformers.GptOssConfig(
+                **TINY, **experts, sliding_window=20, layer_types=alternating
+            ),
+            "sinks",
+        ),
+        "mamba": (
+            transformers.MambaConfig(**sizes, num_hidden_layers=2, state_size=8),
+            "no attention that could be paged",
+        ),
+        "bloom": (
+            transformers.BloomConfig(**sizes, n_layer=2, n_head=4),
+            "no attention function but their own",
+        ),
+        "dynamic": (
+            transformers.LlamaConfig(
+                **TINY, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+            ),
+            "longest position",
+        ),
+        "recurrent": (
+            transformers.JambaConfig(
+                **{**TINY, "num_hidden_layers": 2},
+                pad_token_id=0,
+                attn_layer_period=2,
+                attn_layer_offset=1,
+                expert_layer_period=2,
+                use_mamba_kernels=False,
+            ),
+            "more state than keys and values",
+        ),
+    }

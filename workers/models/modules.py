@@ -1,0 +1,213 @@
+"""Any other decoder-only model: transformers' own modules, with our paged attention inside.
+
+Slower than the compact decoder, and as exact: what it cannot run exactly it refuses when it is
+loaded. A short text is computed by the modules' own attention and by ours, in chunks through blocks,
+and the logits must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from workers.kernels.operators import Operators, PagedAttention, StepPlan
+from workers.models.attention_survey import Survey, SurveyRefused
+from workers.models.errors import ModelRefused
+from workers.models.model_facts import ModelFacts, token_ids_of
+from workers.models.weights import weight_paths
+
+_IMPLEMENTATION = "pointsman_paged"
+_UNSTEADY_ROPES = {"dynamic", "longrope"}
+_NOT_SAID = 2048
+_LONGEST_REASON = 240  # characters
+
+
+class ModulesModel:
+    """A model of a directory, before it is known which operators attend."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        """Read it and try it.
+
+        Raises:
+            ModelFilesMissing: the directory lacks files.
+            ModelRefused: transformers cannot load it whole, or blocks of keys and values are not
+                all that its layers remember.
+        """
+        self.name = directory.name
+        self.module = _load(directory, dtype).to(device).eval()
+        if not self.module._can_set_attn_implementation():  # noqa: SLF001  # nothing public tells
+            raise ModelRefused(self.name, "its modules take no attention function but their own")
+        try:
+            self.survey = Survey.of(self.module, _IMPLEMENTATION)
+        except SurveyRefused as error:
+            raise ModelRefused(self.name, error.reason) from error
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the runner must know of it."""
+        config = self.module.config.get_text_config()
+        generation = self.module.generation_config
+        return ModelFacts(
+            name=self.name,
+            vocab_size=self.module.get_output_embeddings().weight.shape[0],
+            context_tokens=int(getattr(config, "max_position_embeddings", 0) or _NOT_SAID),
+            num_layers=len(self.survey.shapes),
+            num_kv_heads=self.survey.shapes[0].num_kv_heads,
+            head_dim=self.survey.shapes[0].head_dim,
+            eos_token_ids=token_ids_of(config.eos_token_id) | token_ids_of(generation.eos_token_id),
+        )
+
+
+class ModulesDecoder:
+    """The whole model, without its KV. Interface and rules are those of `Decoder`."""
+
+    def __init__(self, model: ModulesModel, operators: Operators) -> None:
+        self._module = model.module
+        self._survey = model.survey
+        self._operators = operators
+        self._no_rope = torch.empty((1, 0), device=operators.device)
+
+    def rope(self, num_positions: int) -> torch.Tensor:
+        """The modules rotate by themselves: an empty table."""
+        return self._no_rope
+
+    def reserve(self, num_rows: int) -> None:
+        """The modules allocate as they go."""
+
+    def bind(self, pool: torch.Tensor) -> list[PagedAttention]:
+        """See `Decoder.bind`."""
+        return [
+            self._operators.attention(shape, pool[:, number, 0], pool[:, number, 1])
+            for number, shape in enumerate(self._survey.shapes)
+        ]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        logit_rows: torch.Tensor,
+        attentions: list[PagedAttention],
+        plan: StepPlan,
+    ) -> torch.Tensor:
+        """See `Decoder.forward`."""
+        device = self._operators.device
+        padded = token_ids.new_zeros(len(plan.positions))
+        padded[: len(token_ids)] = token_ids
+        for module, attention in zip(self._survey.modules, attentions, strict=True):
+            module.pointsman_attention = _LayerStep(attention, plan, self._operators.dtype)
+        rows = logit_rows.to(device)
+        logits: torch.Tensor = self._module(
+            input_ids=padded[None].to(device),
+            position_ids=plan.positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+        ).logits[0]
+        if len(logits) != len(rows):  # a model that does not know the option
+            logits = logits[rows]
+        return logits.float()
+
+
+class _LayerStep:
+    """One layer's attention in one step, as transformers calls it."""
+
+    def __init__(self, attention: PagedAttention, plan: StepPlan, dtype: torch.dtype) -> None:
+        self._attention = attention
+        self._plan = plan
+        self._dtype = dtype
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: Any
+    ) -> torch.Tensor:
+        """(1, T, heads, head_dim) of (1, heads, T, head_dim)."""
+        parts = [part[0].transpose(0, 1).float() for part in (query, key, value)]
+        qkv = torch.cat(parts, dim=1)
+        queries = torch.empty(parts[0].shape, dtype=self._dtype, device=qkv.device)
+        out = torch.empty_like(queries)
+        self._attention.rotate_and_store(self._plan, qkv, queries)
+        self._attention.attend_prefill(self._plan, queries, out)
+        self._attention.attend_decode(self._plan, queries, out)
+        return out[None].to(query.dtype)
+
+
+def _paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: object,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers knows; who attends stands in the module."""
+    step = module.pointsman_attention
+    return step.attend(query, key, value, module=module, **options), None
+
+
+AttentionInterface.register(_IMPLEMENTATION, _paged_attention)
+AttentionMaskInterface.register(_IMPLEMENTATION, lambda **_: None)
+
+
+def _load(directory: Path, dtype: torch.dtype) -> Any:
+    weight_paths(directory)
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=_config_of(directory),
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in our words
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except ValueError as error:
+        raise ModelRefused(directory.name, _in_short(error)) from error
+    wrong = sorted({str(name) for kind in info.values() for name in kind})
+    if wrong:
+        raise ModelRefused(directory.name, f"its weights are not those of its config: {wrong[:3]}")
+    return model
+
+
+def _config_of(directory: Path) -> Any:
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ModelRefused(directory.name, _in_short(error)) from error
+    reason = next((words for words, holds in _REFUSALS if holds(config)), None)
+    if reason is not None:
+        raise ModelRefused(directory.name, reason)
+    return config
+
+
+def _in_short(error: Exception) -> str:
+    """What transformers says, on one line."""
+    return " ".join(str(error).split())[:_LONGEST_REASON]
+
+
+def _has_unsteady_rope(config: Any) -> bool:
+    """Angles that depend on the longest position so far differ between a prompt and its chunks."""
+    fields = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    of_layers = [own for own in fields.values() if isinstance(own, dict)]
+    return any(own.get("rope_type") in _UNSTEADY_ROPES for own in (fields, *of_layers))
+
+
+# Each says in words what a config asks for that blocks and chunks cannot give.
+_REFUSALS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("it has an encoder", lambda config: bool(config.is_encoder_decoder)),
+    (
+        "it is no causal language model",
+        lambda config: (
+            not all(
+                name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()
+            )
+        ),
+    ),
+    ("its weights are quantised", lambda config: hasattr(config, "quantization_config")),
+    ("its rope depends on the longest position (dynamic, longrope)", _has_unsteady_rope),
+)
