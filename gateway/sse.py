@@ -7,7 +7,7 @@ break on ids, event names, comments and carriage returns. Characters at which li
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -116,7 +116,7 @@ class ChunkWriter:
         self._opened[index] = True
         echo = self._texts[index].begin(None if scored is None else scored.records)
         if echo is not None:
-            return event_bytes(self._shape.text_chunk(index, echo))
+            return _joined(self._shape.text_chunks(index, echo))
         chunk = self._shape.role_chunk(index)
         return b"" if chunk is None else event_bytes(chunk)
 
@@ -126,12 +126,12 @@ class ChunkWriter:
             self._shape.num_tokens += 1
             piece = self._texts[index].feed(record)
             if piece is not None:
-                data.append(event_bytes(self._shape.text_chunk(index, piece)))
+                data.append(_joined(self._shape.text_chunks(index, piece)))
         return b"".join(data)
 
     def _ending(self, index: int, event: StreamEnded) -> bytes:
         piece = self._texts[index].finish()
-        data = event_bytes(self._shape.finish_chunk(index, event.ending, piece))
+        data = _joined(self._shape.finish_chunks(index, event.ending, piece))
         self._usages[index] = event.usage
         if None in self._usages:
             return data
@@ -139,6 +139,10 @@ class ChunkWriter:
         if self._includes_usage:
             data += event_bytes(self._shape.usage_chunk(self._usages))
         return data + DONE
+
+
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join([event_bytes(chunk) for chunk in chunks])
 
 
 async def event_stream(

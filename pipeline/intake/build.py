@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from pipeline.intake.answer_plan import AnswerPlan, AnswerPlanner
 from pipeline.intake.chat_template import ChatTemplate
 from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import InvalidField, UnknownModel, UnsupportedField
-from pipeline.intake.grammar import GrammarBook, GrammarRefused
 from pipeline.intake.prompt_writer import PromptWriter
 from pipeline.intake.sampling_options import build_sampling, num_logprobs_of
 from pipeline.intake.schemas import (
@@ -22,6 +22,7 @@ from pipeline.intake.schemas import (
     parse_chat,
     parse_completion,
 )
+from pipeline.intake.tool_calls import ToolRules
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.request import JobTerms, Priority, Request
 
@@ -51,7 +52,7 @@ class Generation:
 
     Choice i of the answer is requests[i]; it continues prompt i // choices_per_prompt. `ignored` are
     the fields that were passed over. `echoes` are the prompts to show again, none unless asked for.
-    `created_s` is Unix time.
+    `tools` says how calls are read out of the text, if there may be any. `created_s` is Unix time.
     """
 
     answer_id: str
@@ -65,6 +66,7 @@ class Generation:
     counts_usage: bool = False
     echoes: tuple[EchoedPrompt, ...] = ()
     service_tier: str | None = None
+    tools: ToolRules | None = None
     ignored: tuple[str, ...] = field(default=())
 
     def as_job(self, terms: JobTerms) -> Generation:
@@ -92,7 +94,7 @@ class Intake:
         self.vocabulary = vocabulary
         self.model = model
         self._prompts = PromptWriter(vocabulary, template)
-        self._grammars = GrammarBook(vocabulary)
+        self._plans = AnswerPlanner(vocabulary, template.source)
         self._queue_deadline_s = queue_deadline_s
         self._total_deadline_s = total_deadline_s
         self._batch_deadline_s = batch_deadline_s
@@ -122,8 +124,9 @@ class Intake:
         if parsed.model != self.model:
             raise UnknownModel(parsed.model)
         prompts = self.prompts_of(parsed)
+        plan = self._plans.plan(parsed)
         if is_job:
-            _check_job(parsed, len(prompts))
+            _check_job(parsed, len(prompts), plan)
         answer_id = answer_id or f"{kind.value}-{secrets.token_hex(16)}"
         service_tier = body.get("service_tier")
         return Generation(
@@ -132,7 +135,7 @@ class Intake:
             model=parsed.model,
             created_s=int(time.time()),
             requests=tuple(
-                self._requests(answer_id, parsed, prompts, _terms(caller, service_tier))
+                self._requests(answer_id, parsed, prompts, plan, _terms(caller, service_tier))
             ),
             choices_per_prompt=parsed.n,
             streams=parsed.stream,
@@ -140,6 +143,7 @@ class Intake:
             counts_usage=parsed.counts_usage,
             echoes=self._prompts.echoes(parsed, prompts),
             service_tier="flex" if service_tier == "flex" else service_tier and "default",
+            tools=plan.tools,
             ignored=ignored,
         )
 
@@ -152,13 +156,13 @@ class Intake:
         answer_id: str,
         body: ChatBody | CompletionBody,
         prompts: list[list[int]],
+        plan: AnswerPlan,
         caller: Caller,
     ) -> list[Request]:
         num_choices = len(prompts) * body.n
         seed = secrets.randbits(63) if body.seed is None else body.seed
         priority = body.priority if caller.priority is None else caller.priority
         queue_deadline_s, total_deadline_s = self._deadlines_s(priority)
-        grammar = self._grammar(body)
         requests = []
         for rank in range(num_choices):
             prompt = prompts[rank // body.n]
@@ -168,7 +172,7 @@ class Intake:
                     model=body.model,
                     prompt_tokens=prompt,
                     sampling=build_sampling(
-                        body, self.vocabulary, len(prompt), seed + rank % body.n, grammar
+                        body, self.vocabulary, len(prompt), seed + rank % body.n, plan
                     ),
                     priority=priority,
                     tenant=caller.tenant,
@@ -179,20 +183,6 @@ class Intake:
             )
         return requests
 
-    def _grammar(self, body: ChatBody | CompletionBody) -> str:
-        """What the answer must obey, known to compile; empty: nothing."""
-        if not isinstance(body, ChatBody) or body.response_format is None:
-            return ""
-        try:
-            grammar = body.response_format.grammar
-            if grammar:
-                self._grammars.check(grammar)
-        except GrammarRefused as refused:
-            raise InvalidField("response_format", f"response_format {refused.reason}.") from refused
-        if grammar and body.ignore_eos:
-            raise InvalidField("ignore_eos", "ignore_eos cannot go with this response_format.")
-        return grammar
-
     def _deadlines_s(self, priority: Priority) -> tuple[float, float]:
         """(In the queue, in all): what waits behind everybody else gets the time for it."""
         if priority is Priority.BATCH:
@@ -200,12 +190,14 @@ class Intake:
         return self._queue_deadline_s, self._total_deadline_s
 
 
-def _check_job(body: GenerationBody, num_prompts: int) -> None:
+def _check_job(body: GenerationBody, num_prompts: int, plan: AnswerPlan) -> None:
     """Refuse what the answer of a job has no place for."""
     if num_prompts * body.n > 1:
         raise InvalidField("n" if body.n > 1 else "prompt", "A job has one prompt, one answer.")
     if num_logprobs_of(body) is not None:
         raise UnsupportedField("logprobs")
+    if plan.tools is not None:
+        raise UnsupportedField("tools")
     if isinstance(body, CompletionBody) and body.echo:
         raise UnsupportedField("echo")
 

@@ -87,7 +87,7 @@ class Detokenizer:
                 self._held = ""
                 start, num_chars = min(found)
                 return text[: start + num_chars if self._rules.shows_stop else start]
-        num_held = max(_num_could_begin(text, stop) for stop in self._stop)
+        num_held = max(num_could_begin(text, stop) for stop in self._stop)
         split = len(text) - num_held
         self._held = text[split:]
         return text[:split]
@@ -105,7 +105,7 @@ class StopMatcher:
         return self._detokenizer.is_stopped
 
 
-def _num_could_begin(text: str, stop: str) -> int:
+def num_could_begin(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper start of `stop`."""
     for num_chars in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:num_chars]):

@@ -140,13 +140,11 @@ COMPLETION_FIELDS = FieldPolicy(
 CHAT_FIELDS = FieldPolicy(
     supported=_SUPPORTED_BY_BOTH
     | {"messages", "max_completion_tokens", "top_logprobs", "response_format"}
+    | {"tools", "tool_choice", "parallel_tool_calls"}
     | {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"},
-    ignored=_IGNORED_BY_BOTH
-    | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"},
+    ignored=_IGNORED_BY_BOTH | {"prediction", "reasoning_effort", "verbosity"},
     neutral={
         **_NEUTRAL_IN_BOTH,
-        "tools": ([],),
-        "tool_choice": ("none",),
         "functions": ([],),
         "function_call": ("none",),
         "modalities": (["text"],),

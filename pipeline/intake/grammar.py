@@ -55,6 +55,18 @@ def json_schema_grammar(schema: dict[str, Any]) -> str:
         raise GrammarRefused("is nested too deeply") from error
 
 
+def json_schema_rule(schema: dict[str, Any]) -> str:
+    """The same as the right side of a rule in a grammar of several rules.
+
+    Raises:
+        GrammarRefused: it is nested too deeply.
+    """
+    try:
+        return f"%json {orjson.dumps(schema | {'x-guidance': _JSON_FORM}).decode()}"
+    except orjson.JSONEncodeError as error:
+        raise GrammarRefused("is nested too deeply") from error
+
+
 class TokenGrammar:
     """Where one sequence stands in its grammar. Used by one thread at a time."""
 

@@ -47,6 +47,8 @@ class PromptWriter:
         for rank, message in enumerate(body.messages):
             if message.tool_calls and not self._template.can_render("tool_calls"):
                 raise UnsupportedField(f"messages[{rank}].tool_calls")
+        if body.offered and not self._template.can_render("tools"):
+            raise UnsupportedField("tools")
         plain = [message.model_dump(exclude_none=True) for message in body.messages]
         return self._started(
             self._template.encode(plain, self._vocabulary, self._rendering(body)), "messages"
@@ -61,6 +63,8 @@ class PromptWriter:
                 "chat_template_kwargs", "chat_template_kwargs has a name that is not for clients."
             )
         opens_answer = body.add_generation_prompt is not False and not body.continue_final_message
+        if body.offered:
+            more = more | {"tools": [tool.for_template() for tool in body.tools]}
         return Rendering(opens_answer, body.continue_final_message, more)
 
     def _raw_prompt(self, prompt: str | list[int]) -> list[int]:

@@ -11,6 +11,7 @@ from pipeline.intake.build import AnswerKind, Generation
 from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.logprob_format import chat_logprobs, completion_logprobs
+from pipeline.intake.tool_calls import ToolCall, ToolCallReader
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.protocol.sampling import SamplingParams
@@ -80,6 +81,12 @@ class AnswerShape:
         self._is_chat = generation.kind is AnswerKind.CHAT
         self._whole_object, self._chunk_object = _OBJECTS[generation.kind]
         self.num_tokens = 0  # of a stream, so far; for chunks that tell the usage
+        rules = generation.tools
+        self._readers: list[ToolCallReader] = []
+        if rules is not None:
+            ids = [request.request_id for request in generation.requests]
+            self._readers = [ToolCallReader(rules, choice_id) for choice_id in ids]
+        self._unshown: dict[int, list[TokenRecord]] = {}  # of text that a reader holds
         self._has_logprobs = generation.requests[0].sampling.num_logprobs is not None
 
     def whole(self, outcomes: Sequence[ChoiceOutcome]) -> dict[str, Any]:
@@ -91,13 +98,15 @@ class AnswerShape:
         choices = []
         for index, outcome in enumerate(outcomes):
             piece = TextPiece(outcome.text, tuple(outcome.tokens), tuple(outcome.offsets))
+            reason = finish_reason(outcome.ending)
             if self._is_chat:
-                message = {"role": "assistant", "content": outcome.text, "refusal": None}
+                message, num_calls = self._message(index, outcome.text)
+                reason = self._reason(reason, num_calls)
                 choice: dict[str, Any] = {"index": index, "message": message}
             else:
                 choice = {"index": index, "text": outcome.text}
             choice["logprobs"] = self._logprobs(piece)
-            choice["finish_reason"] = finish_reason(outcome.ending)
+            choice["finish_reason"] = reason
             choices.append(choice)
         answer = self._frame(self._whole_object, choices)
         answer["usage"] = self.usage([outcome.usage for outcome in outcomes])
@@ -109,25 +118,70 @@ class AnswerShape:
             return None
         return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
-    def text_chunk(self, index: int, piece: TextPiece) -> dict[str, Any]:
-        """One piece of a choice's text."""
-        delta = {"content": piece.text} if self._is_chat else piece.text
-        return self._chunk(index, delta, self._logprobs(piece), None)
+    def text_chunks(self, index: int, piece: TextPiece) -> list[dict[str, Any]]:
+        """The next piece of a choice's text; with tools none, if it may belong to a call."""
+        if self._readers:
+            return self._part_chunks(index, self._readers[index].feed(piece.text), piece.tokens)
+        return [self._chunk(index, self._delta(piece.text), self._logprobs(piece), None)]
 
-    def finish_chunk(
+    def finish_chunks(
         self, index: int, ending: Ending | None, piece: TextPiece | None
-    ) -> dict[str, Any]:
-        """The last chunk of a choice, with the text that was held to the end.
+    ) -> list[dict[str, Any]]:
+        """The last chunks of a choice, with what was held to the end.
 
         Raises:
             RequestFailed, RequestCancelled: the choice did not end normally.
         """
-        if self._is_chat:
-            delta: dict[str, str] | str = {} if piece is None else {"content": piece.text}
-        else:
-            delta = "" if piece is None else piece.text
-        logprobs = None if piece is None else self._logprobs(piece)
-        return self._chunk(index, delta, logprobs, finish_reason(ending))
+        reason = finish_reason(ending)
+        if not self._readers:
+            delta: dict[str, Any] | str = {} if self._is_chat else ""
+            logprobs = None
+            if piece is not None:
+                delta, logprobs = self._delta(piece.text), self._logprobs(piece)
+            return [self._chunk(index, delta, logprobs, reason)]
+        reader = self._readers[index]
+        text, tokens = ("", ()) if piece is None else (piece.text, piece.tokens)
+        chunks = self._part_chunks(index, [*reader.feed(text), *reader.finish()], tokens)
+        logprobs = self._logprobs(TextPiece("", tuple(self._unshown.pop(index, ())), ()))
+        return [*chunks, self._chunk(index, {}, logprobs, self._reason(reason, reader.num_calls))]
+
+    def _part_chunks(
+        self, index: int, parts: Sequence[str | ToolCall], tokens: Sequence[TokenRecord]
+    ) -> list[dict[str, Any]]:
+        """A chunk for each part; the first has the log-probabilities of all tokens up to here."""
+        self._unshown.setdefault(index, []).extend(tokens)
+        chunks = []
+        for part in parts:
+            delta: dict[str, Any] | str
+            if isinstance(part, ToolCall):
+                delta = {"tool_calls": [part.as_delta()]}
+            else:
+                delta = self._delta(part)
+            piece = TextPiece("", tuple(self._unshown.pop(index, ())), ())
+            chunks.append(self._chunk(index, delta, self._logprobs(piece), None))
+        return chunks
+
+    def _delta(self, text: str) -> dict[str, Any] | str:
+        return {"content": text} if self._is_chat else text
+
+    def _message(self, index: int, text: str) -> tuple[dict[str, Any], int]:
+        """The assistant's message, and how many calls are in it."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._readers:
+            reader = self._readers[index]
+            parts = [*reader.feed(text), *reader.finish()]
+            calls = [part.as_object() for part in parts if isinstance(part, ToolCall)]
+            if calls:
+                said = "".join(part for part in parts if isinstance(part, str))
+                message |= {"content": said or None, "tool_calls": calls}
+            return message, len(calls)
+        return message, 0
+
+    def _reason(self, reason: str, num_calls: int) -> str:
+        """As OpenAI has it: a call that the client named ends with `stop` like any text."""
+        rules = self._generation.tools
+        is_chosen = rules is not None and not rules.is_named
+        return "tool_calls" if reason == "stop" and num_calls and is_chosen else reason
 
     def usage_chunk(self, usages: Sequence[RequestUsage | None]) -> dict[str, Any]:
         """The chunk of `include_usage`: no choices."""
@@ -155,7 +209,7 @@ class AnswerShape:
     def _chunk(
         self,
         index: int,
-        delta: dict[str, str] | str,
+        delta: dict[str, Any] | str,
         logprobs: dict[str, Any] | None,
         reason: str | None,
     ) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from pipeline.intake.answer_plan import AnswerPlan
 from pipeline.intake.errors import ContextExceeded, InvalidField
 from pipeline.intake.schemas import ChatBody, CompletionBody, GenerationBody
 from pipeline.intake.vocabulary import Vocabulary
@@ -19,7 +20,7 @@ def build_sampling(
     vocabulary: Vocabulary,
     num_prompt_tokens: int,
     seed: int,
-    grammar: str = "",
+    plan: AnswerPlan,
 ) -> SamplingParams:
     """Sampling of one choice; `seed` may run over 64 bits and wraps.
 
@@ -50,9 +51,9 @@ def build_sampling(
         frequency_penalty=body.frequency_penalty,
         logit_bias=tuple(body.logit_bias.items()),
         min_tokens=body.min_tokens,
-        grammar=grammar,
+        grammar=plan.grammar,
         bad_words=_bad_words(body.bad_words, vocabulary),
-        skip_special_tokens=body.skip_special_tokens,
+        skip_special_tokens=body.skip_special_tokens and not plan.shows_special,
         include_stop_str_in_output=body.include_stop_str_in_output,
         uses_cache=body.cache,
         cache_salt=hashlib.sha256(body.cache_salt.encode()).hexdigest() if body.cache_salt else "",

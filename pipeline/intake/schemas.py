@@ -24,6 +24,7 @@ from pipeline.intake.field_types import (
     refusal,
 )
 from pipeline.intake.response_format import ResponseFormat
+from pipeline.intake.tool_bodies import CalledTool, FunctionBody, NamedTool, ToolChoice, Tools
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import MAX_TOP_LOGPROBS
 
@@ -124,7 +125,7 @@ class MessageBody(BaseModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -156,6 +157,9 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool = False
     response_format: ResponseFormat | None = None
+    tools: Tools = []
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
@@ -165,12 +169,40 @@ class ChatBody(GenerationBody):
     def _agree(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise refusal("top_logprobs", "needs logprobs to be true")
+        self._check_tools()
         if self.continue_final_message:
             self._check_last_message()
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise refusal("max_tokens", "differs from max_completion_tokens")
         return self
+
+    @property
+    def offered(self) -> tuple[FunctionBody, ...]:
+        """The functions that the answer may call: the named one, all, or none."""
+        if self.tool_choice == "none":
+            return ()
+        functions = tuple(tool.function for tool in self.tools)
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return tuple(function for function in functions if function.name == name)
+        return functions
+
+    @property
+    def form_grammar(self) -> str:
+        """What `response_format` asks for; empty: nothing. Raises `GrammarRefused`."""
+        return "" if self.response_format is None else self.response_format.grammar
+
+    def _check_tools(self) -> None:
+        """Raises `PydanticCustomError`."""
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise refusal("tools", "has two functions of one name")
+        if self.tool_choice not in (None, "none") and not self.offered:
+            raise refusal("tool_choice", "needs tools, and the one that it names among them")
+        has_form = self.response_format is not None and self.response_format.type != "text"
+        if has_form and self.offered:
+            raise refusal("response_format", "cannot go with tools that may be called")
 
     def _check_last_message(self) -> None:
         """Raises `PydanticCustomError` unless an answer can go on with it."""

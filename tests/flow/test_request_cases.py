@@ -277,7 +277,6 @@ async def test_c054_both_names_of_max_tokens_work_and_must_agree(rig: Rig) -> No
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 UNSUPPORTED: list[tuple[str, str, Any]] = [
     (CHAT, "tools", [TOOL]),
-    (CHAT, "tool_choice", "required"),
     (CHAT, "functions", [{"name": "f"}]),
     (CHAT, "audio", {"voice": "a", "format": "wav"}),
     (CHAT, "modalities", ["audio"]),

@@ -15,6 +15,7 @@ from pipeline.script_book import BOS_ID, EOS_ID, IM_END_ID
 
 CONTEXT = 512
 USER_X = [{"role": "user", "content": "x"}]
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 OPTIONAL_CHAT_FIELDS = (
     *("stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "min_tokens"),
     *("tools", "tool_choice", "functions", "function_call", "response_format", "logit_bias"),
@@ -232,7 +233,7 @@ def test_a_job_has_no_logprobs_and_says_so(body: dict[str, Any]) -> None:
 
 
 def test_tool_calls_need_a_template_that_shows_them() -> None:
-    messages = [*USER_X, {"role": "assistant", "tool_calls": [{"id": "1"}]}]
+    messages = [*USER_X, {"role": "assistant", "tool_calls": [CALL]}]
     error = refusal_of_chat(messages=messages)
     assert (error.code, error.param) == ("unsupported_parameter", "messages[1].tool_calls")
 

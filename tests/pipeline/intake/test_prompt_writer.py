@@ -14,6 +14,7 @@ from pipeline.script_book import BOS_ID, IM_END_ID, IM_START_ID
 
 USER = {"role": "user", "content": "x"}
 SAID = {"role": "assistant", "content": "One, two"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SHOWING = "{{ mood | default('calm') }}|{{ (deep or {}).inner }}"
 CHATTY = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -63,7 +64,7 @@ def test_c066_the_last_message_is_continued_where_it_stands(said: str) -> None:
     [
         ([USER], {}),
         ([SAID, USER], {}),
-        ([USER, {"role": "assistant", "tool_calls": [{}]}], {}),
+        ([USER, {"role": "assistant", "tool_calls": [CALL]}], {}),
         ([USER, SAID], {"add_generation_prompt": True}),
     ],
 )

@@ -120,8 +120,6 @@ def test_a_value_at_the_edge_is_taken(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("best_of", 2),
