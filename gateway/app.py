@@ -23,14 +23,16 @@ from gateway.routes.generations import generation_routes
 from gateway.routes.jobs import job_routes
 from gateway.routes.models import model_routes
 from gateway.routes.ops import ops_routes
+from gateway.routes.responses import response_routes
 from gateway.routes.tokens import token_routes
 from gateway.services import Services
 from gateway.settings import GatewaySettings
+from gateway.webhooks import WebhookSender
 from pipeline.client import PipelineClient
 from pipeline.intake.build import Intake
 from pipeline.intake.chat_template import ChatTemplate
 from pipeline.intake.vocabulary import load_vocabulary
-from pipeline.settings import PipelineSettings
+from pipeline.settings import PipelineSettings, split_names
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +44,7 @@ def load_intake(settings: PipelineSettings) -> Intake:
         ModelFilesUnusable: the model directory is incomplete.
     """
     vocabulary = load_vocabulary(settings.engine, settings.model)
-    return Intake(
+    intake = Intake(
         vocabulary,
         _load_template(settings),
         settings.served_model_name,
@@ -50,6 +52,8 @@ def load_intake(settings: PipelineSettings) -> Intake:
         total_deadline_s=settings.total_deadline_s,
         batch_deadline_s=settings.batch_deadline_s,
     )
+    intake.add_aliases(split_names(settings.model_aliases))
+    return intake
 
 
 def _load_template(settings: PipelineSettings) -> ChatTemplate:
@@ -59,13 +63,9 @@ def _load_template(settings: PipelineSettings) -> ChatTemplate:
     )
 
 
-def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
-    """The app, with everything made but nothing started; its lifespan starts and closes the client.
-
-    Raises:
-        ModelFilesUnusable, KeysFileBroken, OSError: files that the settings name.
-    """
-    services = Services(
+def make_services(gateway: GatewaySettings, pipeline: PipelineSettings) -> Services:
+    """What the routes work with, nothing of it started. Raises as `create_app`."""
+    return Services(
         settings=gateway,
         client=PipelineClient(pipeline),
         intake=load_intake(pipeline),
@@ -77,6 +77,17 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
         started_s=int(time.time()),
     )
 
+
+def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
+    """The app, with everything made but nothing started; its lifespan starts and closes the client.
+
+    Raises:
+        ModelFilesUnusable, KeysFileBroken, OSError: files that the settings name.
+    """
+    services = make_services(gateway, pipeline)
+    webhooks = WebhookSender(
+        services.client.webhooks, services.metrics, allows_private=gateway.webhook_private
+    )
     desk = BatchDesk(pipeline, services.client, services.intake)
     services.metrics.batch_lines.set_function(lambda: desk.num_lines_in_flight)
 
@@ -84,10 +95,12 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         await services.client.start()
         await desk.start()
+        webhooks.start()
         log.info("gateway_started", model=services.intake.model)
         try:
             yield
         finally:
+            await webhooks.close()
             await desk.close()
             await services.client.close()
             await services.rates.close()
@@ -103,7 +116,14 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.services = services
-    makers = (generation_routes, token_routes, model_routes, job_routes, ops_routes)
+    makers = (
+        generation_routes,
+        response_routes,
+        token_routes,
+        model_routes,
+        job_routes,
+        ops_routes,
+    )
     routers = [make_routes(services) for make_routes in makers]
     routers += [make_routes(services, desk) for make_routes in (file_routes, batch_routes)]
     for router in routers:

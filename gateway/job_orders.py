@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from fastapi import Request
+from pydantic import BaseModel, Field, SecretStr
 
 from gateway.http_errors import KeyReused
 from gateway.services import Services
+from gateway.settings import GatewaySettings
+from gateway.webhook_target import check_url
 from pipeline.errors import RequestExists
 from pipeline.intake.build import AnswerKind, Caller, Generation
 from pipeline.intake.errors import InvalidField
 from pipeline.intake.run import submit_all
+from pipeline.intake.schemas import Strict, validate
+from pipeline.ledger.webhooks import Webhook
 from pipeline.protocol.request import JobTerms
 from pipeline.protocol.stream import RequestStatus
 
 KEY_HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
 MAX_KEY_CHARS = 255
+MIN_SECRET_CHARS, MAX_SECRET_CHARS = 16, 256
 _TAG = b"pointsman.idempotency\0"
 
 
@@ -45,8 +51,10 @@ async def read_order(services: Services, request: Request) -> JobOrder:
     def build(body: dict[str, Any], caller: Caller) -> JobOrder:
         job_id = None if key is None else _named_id(AnswerKind.JOB, caller.tenant, key)
         digest = "" if key is None else _digest(body)
+        webhook = _webhook(body.pop("webhook", None), services.settings)
         generation = services.intake.build(AnswerKind.JOB, body, caller, job_id)
-        return JobOrder(generation, JobTerms(body_digest=digest), key is not None)
+        terms = JobTerms(body_digest=digest, is_listed=True, webhook=webhook)
+        return JobOrder(generation, terms, key is not None)
 
     return await services.read(request, build)
 
@@ -81,6 +89,24 @@ def _idempotency_key(request: Request) -> str | None:
         message = f"{KEY_HEADER} must be 1 to {MAX_KEY_CHARS} printable ASCII characters."
         raise InvalidField(KEY_HEADER, message)
     return key
+
+
+class _WebhookBody(BaseModel):
+    model_config = Strict
+
+    url: str
+    secret: Annotated[str, Field(min_length=MIN_SECRET_CHARS, max_length=MAX_SECRET_CHARS)]
+
+
+def _webhook(value: object, settings: GatewaySettings) -> str:
+    """What a body says of whom to tell, for the ledger; "" where it says nothing."""
+    if value is None:
+        return ""
+    if not isinstance(value, dict):
+        raise InvalidField("webhook", "webhook must be an object of url and secret.")
+    parsed = validate(_WebhookBody, value, within="webhook")
+    check_url(parsed.url, allows_private=settings.webhook_private)
+    return Webhook(url=parsed.url, secret=SecretStr(parsed.secret)).encode()
 
 
 def _named_id(kind: AnswerKind, tenant: str, key: str) -> str:

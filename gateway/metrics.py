@@ -23,6 +23,11 @@ _TOTAL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PREFIX = "pointsman_gateway_"
 
 
+def _webhook_counter(registry: CollectorRegistry) -> Counter:
+    text = "Webhooks by what became of a try: delivered, failed, given_up"
+    return Counter(f"{_PREFIX}webhooks", text, ("result",), registry=registry)
+
+
 class GatewayMetrics:
     """Counters of one gateway process, in a registry of their own."""
 
@@ -73,6 +78,7 @@ class GatewayMetrics:
             f"{_PREFIX}ignored_fields", "Body fields passed over", ("field",), registry=registry
         )
 
+        self.webhooks = _webhook_counter(registry)
         self.batch_lines = Gauge(
             f"{_PREFIX}batch_lines_in_flight",
             "Lines of batches that this process has in the pipeline; 0 where another one runs them",

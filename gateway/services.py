@@ -71,6 +71,13 @@ class Services:
 
         return await asyncio.get_running_loop().run_in_executor(self.encoding, parse_and_build)
 
+    async def build(
+        self, kind: AnswerKind, body: dict[str, Any], caller: Caller, answer_id: str
+    ) -> Generation:
+        """Check and tokenize a body that we made, off the event loop. Raises `RequestRefused`."""
+        make = partial(self.intake.build, kind, body, caller, answer_id)
+        return await asyncio.get_running_loop().run_in_executor(self.encoding, make)
+
     async def charge(self, request: Request, generation: Generation) -> None:
         """Take a generation's tokens, all that it may come to, from what its key has left.
 

@@ -15,6 +15,7 @@ from pipeline.ledger.admission import AdmissionLimits, TokenDeadlines
 from pipeline.ledger.backlog import Backlog, read_backlog
 from pipeline.ledger.client_ledger import ClientLedger
 from pipeline.ledger.dead_letters import FaultLog
+from pipeline.ledger.job_index import JobIndex
 from pipeline.ledger.keys import (
     WORKERS,
     node_key,
@@ -24,6 +25,7 @@ from pipeline.ledger.keys import (
 )
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, connect_async, store_errors
+from pipeline.ledger.webhooks import WebhookQueue
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.request import Request
 from pipeline.protocol.stream import RequestStatus, StreamEnded, TokensArrived
@@ -59,6 +61,8 @@ class PipelineClient:
                 settings.first_token_deadline_s, settings.token_gap_deadline_s
             ),
         )
+        self.jobs = JobIndex(self._client, self._ledger)
+        self.webhooks = WebhookQueue(self._client)
         self._hub = TokenHub(
             connect_async(settings.redis_url, max_connections=2, num_retries=0),
             self._ledger,
@@ -138,6 +142,14 @@ class PipelineClient:
     async def status(self, request_id: str) -> RequestStatus | None:
         """Where a request stands; None if unknown. Raises `StoreUnavailable`."""
         return await self._ledger.status(request_id)
+
+    async def card(self, request_id: str) -> bytes | None:
+        """The `card` of a request's `JobTerms`; None: there is none. Raises `StoreUnavailable`."""
+        return await self._ledger.card(request_id)
+
+    async def drop_card(self, request_id: str) -> None:
+        """Forget the card. Raises `StoreUnavailable`."""
+        await self._ledger.drop_card(request_id)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel; False if unknown or ended. Raises `StoreUnavailable`."""

@@ -40,6 +40,7 @@ def configure_logs(level: str, log_format: Literal["console", "json"]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # A line per task says nothing that the ledger's metrics and Flower do not say better.
-    for name in ("celery.app.trace", "celery.worker.strategy"):
+    # A line per task says nothing that the ledger's metrics and Flower do not say better; httpx would
+    # write URLs and headers of webhooks.
+    for name in ("celery.app.trace", "celery.worker.strategy", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)

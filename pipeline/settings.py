@@ -45,6 +45,9 @@ class PipelineSettings(BaseSettings):
     chat_template_kwargs: bool = Field(
         default=True, description="clients may pass values to the template"
     )
+    model_aliases: str = Field(
+        default="", description="further names that clients may use, with commas between"
+    )
     data_dir: Path = Field(default_factory=default_data_dir)
     database_url: str = Field(
         default="", description="of files and batches, for SQLAlchemy; empty: SQLite in `data_dir`"
@@ -87,6 +90,12 @@ class PipelineSettings(BaseSettings):
         if self.model_name:
             return self.model_name
         return self.model.stem if self.model is not None else self.engine
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names with commas between, each once, in their order."""
+    names = (name.strip() for name in text.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def refuse_unknown_names(

@@ -1,35 +1,35 @@
 """Submit and stream: POST /v1/jobs, then read the answer as often and from where you like.
 
 A job does not end when its readers leave. With an `Idempotency-Key` the same order is one job, for
-as long as the job is readable. It is readable for the pipeline's retention time after its
-end, then 404. Another tenant's job is 404.
+as long as the job is readable. It is readable for the pipeline's retention time after its end, then
+404. Another tenant's job is 404.
 """
 
 from __future__ import annotations
-
-from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.http_errors import NotFound
 from gateway.job_events import JobWriter, resume_point
-from gateway.job_orders import REPLAYED_HEADER, read_order, submit_order
+from gateway.job_object import job_object, stream_url, text_of
+from gateway.job_orders import REPLAYED_HEADER, JobOrder, read_order, submit_order
 from gateway.json_answer import json_answer
+from gateway.paging import page_query
 from gateway.routes.generations import IGNORED_HEADER
 from gateway.services import Services
 from gateway.sse import event_stream
 from gateway.streaming import EventStreamAnswer
 from pipeline.intake.build import AnswerKind
-from pipeline.intake.errors import refusal_of
-from pipeline.intake.response import ChoiceCollector, usage_object
+from pipeline.intake.errors import InvalidField
 from pipeline.intake.run import follow_indexed
-from pipeline.protocol.failure import Ending
+from pipeline.ledger.job_index import JobQuery
 from pipeline.protocol.request import RequestState
 from pipeline.protocol.stream import RequestStatus
 
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 _MAX_ID_CHARS = 80
+_GET = ["GET", "HEAD"]
 
 
 def job_routes(services: Services) -> APIRouter:
@@ -39,27 +39,32 @@ def job_routes(services: Services) -> APIRouter:
     @router.post("/v1/jobs")
     async def create_job(request: Request) -> Response:
         order = await read_order(services, request)
-        earlier = await submit_order(services, request, order)
-        job_id = order.generation.answer_id
-        state = RequestState.QUEUED if earlier is None else earlier.state
-        answer = {"id": job_id, "status": str(state), "stream_url": _stream_url(job_id)}
-        response = json_answer(answer, status=202)
-        response.headers["Location"] = f"/v1/jobs/{job_id}"
-        if earlier is not None:
-            response.headers[REPLAYED_HEADER] = "true"
-        if order.generation.ignored:
-            response.headers[IGNORED_HEADER] = ", ".join(order.generation.ignored)
-        return response
+        return _receipt(order, await submit_order(services, request, order))
 
-    @router.api_route("/v1/jobs/{job_id}", methods=["GET", "HEAD"])
+    @router.api_route("/v1/jobs", methods=_GET)
+    async def list_jobs(request: Request) -> Response:
+        tenant = services.caller(request).tenant
+        page = await services.client.jobs.page(tenant, _query(request))
+        jobs = [job_object(status) for status in page.jobs]
+        return json_answer(
+            {
+                "object": "list",
+                "data": jobs,
+                "first_id": jobs[0]["id"] if jobs else None,
+                "last_id": jobs[-1]["id"] if jobs else None,
+                "has_more": page.has_more,
+            }
+        )
+
+    @router.api_route("/v1/jobs/{job_id}", methods=_GET)
     async def retrieve_job(job_id: str, request: Request) -> Response:
-        return json_answer(await _describe(services, await _find(services, job_id, request)))
+        return await _answer(services, await _find(services, job_id, request))
 
     @router.delete("/v1/jobs/{job_id}")
     async def cancel_job(job_id: str, request: Request) -> Response:
         await _find(services, job_id, request)
         await services.client.cancel(job_id)
-        return json_answer(await _describe(services, await _find(services, job_id, request)))
+        return await _answer(services, await _find(services, job_id, request))
 
     @router.get("/v1/jobs/{job_id}/stream")
     async def stream_job(job_id: str, request: Request) -> Response:
@@ -80,6 +85,20 @@ def job_routes(services: Services) -> APIRouter:
     return router
 
 
+def _receipt(order: JobOrder, earlier: RequestStatus | None) -> Response:
+    """202, for a new job as for one that the same order made before."""
+    job_id = order.generation.answer_id
+    state = RequestState.QUEUED if earlier is None else earlier.state
+    answer = {"id": job_id, "status": str(state), "stream_url": stream_url(job_id)}
+    response = json_answer(answer, status=202)
+    response.headers["Location"] = f"/v1/jobs/{job_id}"
+    if earlier is not None:
+        response.headers[REPLAYED_HEADER] = "true"
+    if order.generation.ignored:
+        response.headers[IGNORED_HEADER] = ", ".join(order.generation.ignored)
+    return response
+
+
 async def _find(services: Services, job_id: str, request: Request) -> RequestStatus:
     """The caller's own job.
 
@@ -96,34 +115,27 @@ async def _find(services: Services, job_id: str, request: Request) -> RequestSta
     return status
 
 
-async def _describe(services: Services, status: RequestStatus) -> dict[str, Any]:
-    """A job as JSON; with its text and how it ended once it has."""
-    ending = status.ending or Ending()
-    refused = refusal_of(ending) if ending.failure is not None else None
-    text = None
-    if status.state.is_final:
-        collector = ChoiceCollector(status.sampling, services.intake.vocabulary)
-        events = follow_indexed(services.client, status.request_id, 0, status.sampling)
-        async with aclosing(events):
-            async for _, event in events:
-                collector.feed(event)
-        text = collector.outcome.text
-    return {
-        "id": status.request_id,
-        "object": "job",
-        "status": str(status.state),
-        "model": status.model,
-        "created": int(status.created_s),
-        "stream_url": _stream_url(status.request_id),
-        "text": text,
-        "finish_reason": None if ending.reason is None else str(ending.reason),
-        "error": None if refused is None else refused.body()["error"],
-        "usage": usage_object(status.usage),
-    }
+def _query(request: Request) -> JobQuery:
+    """`limit`, `after`, `order`, and the filters `status` and `model`.
+
+    Raises:
+        InvalidField: one of them makes no sense.
+    """
+    query = page_query(request, DEFAULT_LIMIT, MAX_LIMIT)
+    state = request.query_params.get("status") or None
+    if state is not None and state not in tuple(RequestState):
+        names = ", ".join(RequestState)
+        raise InvalidField("status", f"status must be one of {names}.")
+    model = request.query_params.get("model") or None
+
+    def is_wanted(status: RequestStatus) -> bool:
+        return state in (None, status.state) and model in (None, status.model)
+
+    return JobQuery(query.limit, is_wanted, query.after, query.ascending)
 
 
-def _stream_url(job_id: str) -> str:
-    return f"/v1/jobs/{job_id}/stream"
+async def _answer(services: Services, status: RequestStatus) -> Response:
+    return json_answer(job_object(status) | {"text": await text_of(services, status)})
 
 
 async def _nothing() -> None:

@@ -23,6 +23,7 @@ class AclUser(StrEnum):
 # pipeline/ledger/keys.py and pipeline/ledger/lua/common.lua.
 _LEDGER_KEYS = (
     "request:*", "tokens:*", "prompt_logprobs:*", "waiting:*", "released:*", "line:*", "lines:*",
+    "jobs:*", "webhooks",
     "finish:*", "virtual:*", "turns:*", "running:*", "lease:*", "cancels:*", "frontier:*", "open:*",
     "crash:*", "node:*", "held", "held_queues", "num_held", "ahead", "owed_tokens", "pace_ms", "slots",
     "workers", "queues", "deadlines", "leader", "dead_letters", "counters", "trials", "on_trial",
@@ -44,6 +45,7 @@ _LEDGER_COMMANDS = (
     "incrby", "exists", "del", "expire", "pexpire", "ttl", "pttl", "hset", "hsetnx", "hget",
     "hmget", "hgetall", "hdel", "hincrby", "hexists", "hlen", "sadd", "srem", "spop", "smembers",
     "scard", "zadd", "zrem", "zscore", "zcard", "zrange", "zrangebyscore", "zremrangebyscore",
+    "zremrangebyrank", "zrank", "zrevrank",
     "lpush", "rpush", "lpop", "llen", "ltrim", "lrange", "lrem", "publish", "subscribe",
     "unsubscribe",
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -73,6 +73,10 @@ class Generation:
         """The same work, to be found again by its id."""
         return replace(self, requests=tuple(replace(item, job=terms) for item in self.requests))
 
+    def ignoring(self, names: tuple[str, ...]) -> Generation:
+        """The same work, where these fields were passed over."""
+        return replace(self, ignored=names)
+
     def echo_of(self, index: int) -> EchoedPrompt | None:
         """The prompt that choice `index` begins with, or None."""
         return self.echoes[index // self.choices_per_prompt] if self.echoes else None
@@ -93,6 +97,7 @@ class Intake:
     ) -> None:
         self.vocabulary = vocabulary
         self.model = model
+        self.names: tuple[str, ...] = (model,)
         self._prompts = PromptWriter(vocabulary, template)
         self._plans = AnswerPlanner(vocabulary, template.source)
         self._queue_deadline_s = queue_deadline_s
@@ -121,8 +126,7 @@ class Intake:
         is_chat = body.get("messages") is not None if is_job else kind is AnswerKind.CHAT
         parsed: ChatBody | CompletionBody
         parsed, ignored = parse_chat(body) if is_chat else parse_completion(body)
-        if parsed.model != self.model:
-            raise UnknownModel(parsed.model)
+        self.check_model(parsed.model)
         prompts = self.prompts_of(parsed)
         plan = self._plans.plan(parsed)
         if is_job:
@@ -147,6 +151,15 @@ class Intake:
             ignored=ignored,
         )
 
+    def add_aliases(self, names: Iterable[str]) -> None:
+        """Let clients call the model by these names too; before it is used."""
+        self.names = tuple(dict.fromkeys((*self.names, *names)))
+
+    def check_model(self, name: str) -> None:
+        """Raise `UnknownModel` for a name that is neither the model's nor an alias."""
+        if name not in self.names:
+            raise UnknownModel(name)
+
     def prompts_of(self, body: ChatBody | CompletionBody) -> list[list[int]]:
         """See `PromptWriter.write`."""
         return self._prompts.write(body)
@@ -169,7 +182,7 @@ class Intake:
             requests.append(
                 Request(
                     request_id=answer_id if num_choices == 1 else f"{answer_id}-{rank}",
-                    model=body.model,
+                    model=self.model,
                     prompt_tokens=prompt,
                     sampling=build_sampling(
                         body, self.vocabulary, len(prompt), seed + rank % body.n, plan

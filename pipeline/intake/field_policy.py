@@ -16,7 +16,7 @@ MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
 
-_IGNORED_BY_BOTH = frozenset(
+IGNORED_BY_BOTH = frozenset(
     {
         "user",
         "metadata",
@@ -86,12 +86,13 @@ def _check_ignored(name: str, value: object) -> None:
     if name in ("user", "safety_identifier", "prompt_cache_key") and not isinstance(value, str):
         raise InvalidField(name, f"{name} must be a string.")
     if name == "metadata":
-        _check_metadata(value)
+        check_metadata(value)
     if name == "service_tier" and value not in ("auto", "default", "flex"):
         raise InvalidField(name, "service_tier must be auto, default or flex.")
 
 
-def _check_metadata(value: object) -> None:
+def check_metadata(value: object) -> None:
+    """Raise `InvalidField` for what is not a few short texts."""
     if not isinstance(value, dict) or len(value) > MAX_METADATA_PAIRS:
         raise InvalidField("metadata", f"metadata must be at most {MAX_METADATA_PAIRS} pairs.")
     for key, text in value.items():
@@ -133,7 +134,7 @@ _SUPPORTED_BY_BOTH = frozenset(
 
 COMPLETION_FIELDS = FieldPolicy(
     supported=_SUPPORTED_BY_BOTH | {"prompt", "echo"},
-    ignored=_IGNORED_BY_BOTH,
+    ignored=IGNORED_BY_BOTH,
     neutral={**_NEUTRAL_IN_BOTH, "suffix": ("",), "prompt_embeds": ()},
 )
 
@@ -142,7 +143,7 @@ CHAT_FIELDS = FieldPolicy(
     | {"messages", "max_completion_tokens", "top_logprobs", "response_format"}
     | {"tools", "tool_choice", "parallel_tool_calls"}
     | {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"},
-    ignored=_IGNORED_BY_BOTH | {"prediction", "reasoning_effort", "verbosity"},
+    ignored=IGNORED_BY_BOTH | {"prediction", "reasoning_effort", "verbosity"},
     neutral={
         **_NEUTRAL_IN_BOTH,
         "functions": ([],),

@@ -11,7 +11,7 @@ from pipeline.client import PipelineClient
 from pipeline.errors import PipelineError
 from pipeline.intake.build import Generation
 from pipeline.intake.errors import refusal_of
-from pipeline.intake.response import AnswerShape, ChoiceCollector
+from pipeline.intake.response import AnswerShape, ChoiceCollector, ChoiceOutcome
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending, FailureCode
 from pipeline.protocol.request import Request
@@ -125,6 +125,16 @@ async def collect(
     Raises:
         RequestFailed, RequestCancelled: a choice did not end normally.
     """
+    shape = AnswerShape(generation, vocabulary)
+    return shape.whole(await collect_choices(events, generation, vocabulary))
+
+
+async def collect_choices(
+    events: AsyncGenerator[tuple[int, StreamEvent], None],
+    generation: Generation,
+    vocabulary: Vocabulary,
+) -> list[ChoiceOutcome]:
+    """What every choice of a generation came to, well or badly."""
     collectors = [
         ChoiceCollector(request.sampling, vocabulary, generation.echo_of(index))
         for index, request in enumerate(generation.requests)
@@ -132,8 +142,7 @@ async def collect(
     async with aclosing(events):
         async for index, event in events:
             collectors[index].feed(event)
-    shape = AnswerShape(generation, vocabulary)
-    return shape.whole([collector.outcome for collector in collectors])
+    return [collector.outcome for collector in collectors]
 
 
 async def follow_indexed(

@@ -238,8 +238,10 @@ def parse_chat(body: Mapping[str, Any]) -> tuple[ChatBody, tuple[str, ...]]:
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-def validate(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
+def validate(kind: type[_Body], fields: Mapping[str, Any], within: str = "") -> _Body:
     """Fields that are set as a body of this kind, checked without coercion.
+
+    `within` names the field that they are the fields of, if they are not the body itself.
 
     Raises:
         InvalidField, UnsupportedField: the first thing that is wrong.
@@ -248,14 +250,14 @@ def validate(kind: type[_Body], fields: Mapping[str, Any]) -> _Body:
         return kind.model_validate(fields)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
-    raise _refused(details)
+    raise _refused(details, within)
 
 
-def _refused(details: ErrorDetails) -> InvalidField | UnsupportedField:
+def _refused(details: ErrorDetails, within: str) -> InvalidField | UnsupportedField:
     """The first thing that is wrong, with its place and without the client's input."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
     param = details.get("ctx", {}).get("param")
-    place = ".".join(part for part in (place.lstrip("."), param) if part)
+    place = ".".join(part for part in (within, place.lstrip("."), param) if part)
     if details["type"] in ("unsupported", "extra_forbidden"):
         return UnsupportedField(place)
     return InvalidField(place, f"{clip(place)} {_as_clause(details['msg'])}.")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from pipeline.intake.build import Intake
 from pipeline.intake.detokenizer import Detokenizer, TextRules
-from pipeline.intake.errors import InvalidField, UnknownModel, UnsupportedField
+from pipeline.intake.errors import InvalidField, UnsupportedField
 from pipeline.intake.field_types import TokenIds
 from pipeline.intake.schemas import Strict, parse_chat, parse_completion, validate
 
@@ -57,7 +57,7 @@ def tokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
             raise UnsupportedField(name)
     is_chat = rest.get("messages") is not None
     parsed = parse_chat(rest)[0] if is_chat else parse_completion(rest)[0]
-    _check_model(intake, parsed.model)
+    intake.check_model(parsed.model)
     prompts = intake.prompts_of(parsed)
     if len(prompts) > 1:
         raise InvalidField("prompt", "prompt must be one prompt.")
@@ -79,14 +79,9 @@ def detokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
         UnknownModel: not served here.
     """
     parsed = validate(_DetokenizeBody, {k: v for k, v in body.items() if v is not None})
-    _check_model(intake, parsed.model)
+    intake.check_model(parsed.model)
     if any(token_id >= intake.vocabulary.vocab_size for token_id in parsed.tokens):
         raise InvalidField("tokens", "tokens has a token id outside the vocabulary.")
     text = Detokenizer(intake.vocabulary, TextRules(shows_special=True))
     pieces = [text.feed(token_id) for token_id in parsed.tokens]
     return {"prompt": "".join(pieces) + text.finish()}
-
-
-def _check_model(intake: Intake, model: str) -> None:
-    if model != intake.model:
-        raise UnknownModel(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +19,12 @@ from pipeline.ledger.admission import (
 from pipeline.ledger.keys import request_key, scores_key, tokens_key
 from pipeline.ledger.messages import QueueMessage, decode_messages
 from pipeline.ledger.scripts import load_script
+from pipeline.ledger.status import STATUS_FIELDS, read_status
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.failure import Ending
-from pipeline.protocol.request import Priority, Request, RequestState, pack_tokens
-from pipeline.protocol.sampling import SamplingParams
-from pipeline.protocol.stream import RequestStatus, RequestUsage
+from pipeline.protocol.request import JobTerms, Priority, Request, RequestState, pack_tokens
+from pipeline.protocol.stream import RequestStatus
 from pipeline.protocol.tokens import record_bytes
-
-_STATUS_FIELDS = (
-    "state", "model", "tenant", "sampling", "num_prompt", "cached", "ending", "node", "attempt",
-    "created_ms", "body_digest",
-)  # fmt: skip
 
 # What an answer is taken to cost, until it has ended, where more was asked for: most end earlier.
 EXPECTED_OUTPUT_TOKENS = 256
@@ -105,7 +101,7 @@ class ClientLedger:
             fields["first_limit_ms"] = int(self._deadlines.first_token_s * 1000)
             fields["gap_limit_ms"] = int(self._deadlines.token_gap_s * 1000)
         if request.job is not None:
-            fields["body_digest"] = request.job.body_digest
+            fields |= _job_fields(request.job)
         # Should the ending get lost with everything that could write it, the key still goes away.
         expiry_s = int(request.queue_deadline_s + request.total_deadline_s) + 3600
         status, *answer = await self._run(
@@ -150,6 +146,19 @@ class ClientLedger:
             data: bytes | None = await client.get(scores_key(request_id))
             return data
 
+    async def card(self, request_id: str) -> bytes | None:
+        """What came with a request to be shown again; None: nothing, or dropped."""
+        with store_errors():
+            client: Any = self._client
+            card: bytes | None = await client.hget(request_key(request_id), "card")
+            return card
+
+    async def drop_card(self, request_id: str) -> None:
+        """Forget it; the request goes with its retention."""
+        with store_errors():
+            client: Any = self._client
+            await client.hdel(request_key(request_id), "card")
+
     async def cancel(self, request_id: str) -> bool:
         """Cancel; False if the request is unknown or has ended already."""
         state = await self._run("cancel", request_id, self._retention_s)
@@ -157,32 +166,29 @@ class ClientLedger:
 
     async def status(self, request_id: str) -> RequestStatus | None:
         """Where a request stands; None if unknown or its retention is over."""
+        return (await self.statuses([request_id]))[0]
+
+    async def statuses(self, request_ids: Sequence[str]) -> list[RequestStatus | None]:
+        """The same for many at once."""
         with store_errors():
             pipe = self._client.pipeline(transaction=True)
-            pipe.hmget(request_key(request_id), list(_STATUS_FIELDS))
-            pipe.strlen(tokens_key(request_id))
-            values, log_bytes = await pipe.execute()
-        if values[0] is None:
-            return None
-        fields = {
-            name: (value or b"").decode()
-            for name, value in zip(_STATUS_FIELDS, values, strict=True)
-        }
-        sampling = SamplingParams.model_validate_json(fields["sampling"])
-        return RequestStatus(
-            request_id=request_id,
-            state=RequestState(fields["state"]),
-            model=fields["model"],
-            tenant=fields["tenant"],
-            sampling=sampling,
-            usage=RequestUsage(
-                prompt_tokens=int(fields["num_prompt"]),
-                completion_tokens=log_bytes // record_bytes(sampling.num_logprobs),
-                cached_tokens=int(fields["cached"] or 0),
-            ),
-            ending=Ending.decode(fields["ending"]) if fields["ending"] else None,
-            node=fields["node"],
-            attempt=int(fields["attempt"]),
-            created_s=int(fields["created_ms"]) / 1000,
-            body_digest=fields["body_digest"],
-        )
+            for request_id in request_ids:
+                pipe.hmget(request_key(request_id), list(STATUS_FIELDS))
+                pipe.strlen(tokens_key(request_id))
+            replies = await pipe.execute()
+        return [
+            read_status(request_id, replies[2 * rank], replies[2 * rank + 1])
+            for rank, request_id in enumerate(request_ids)
+        ]
+
+
+def _job_fields(job: JobTerms) -> dict[str, object]:
+    """Only those that are set."""
+    fields: dict[str, object] = {
+        "body_digest": job.body_digest,
+        "webhook": job.webhook,
+        "card": job.card,
+    }
+    if job.is_listed:
+        fields["listed"] = 1
+    return {name: value for name, value in fields.items() if value}

@@ -6,6 +6,7 @@ The Lua scripts build the same names; `lua/common.lua` is their other half.
 from __future__ import annotations
 
 WORKERS = "workers"
+WEBHOOKS = "webhooks"
 QUEUES = "queues"
 DEADLINES = "deadlines"
 LEADER = "leader"
@@ -80,6 +81,11 @@ def control_channel(worker: str) -> str:
 def gateway_channel(gateway: str) -> str:
     """Channel on which a gateway process hears of all its requests' tokens."""
     return f"gateway:{gateway}"
+
+
+def jobs_key(tenant: str) -> str:
+    """Sorted set of a tenant's newest jobs, by the time of their submission."""
+    return f"jobs:{tenant}"
 
 
 def frontier_key(queue: str, priority: int) -> str:

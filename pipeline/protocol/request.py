@@ -44,10 +44,15 @@ class RequestState(StrEnum):
 class JobTerms:
     """What a request carries that outlives its client's connection.
 
-    `body_digest` tells a repeated submission from another one under the same id.
+    `body_digest` tells a repeated submission from another one under the same id. `is_listed`: it
+    stands in its tenant's list of jobs. `webhook`: whom to tell of its end, as JSON of a `Webhook`.
+    `card`: what the gateway shows again with the answer, JSON of its own.
     """
 
     body_digest: str = ""
+    is_listed: bool = False
+    webhook: str = ""
+    card: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,23 @@ StreamEvent = PromptScored | TokensArrived | StreamEnded
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When a request came to which point, on the store's clock (Unix seconds); None: not yet, or never.
+
+    `claimed`: by its first worker. `handed`, `resumed`: left and taken up in a hand-over.
+    """
+
+    created_s: float
+    claimed_s: float | None = None
+    first_token_s: float | None = None
+    handed_s: float | None = None
+    resumed_s: float | None = None
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """A request as the ledger knows it now. `created_s` is on the store's clock (Unix time)."""
+    """A request as the ledger knows it now. `workers`: all that had it, in order."""
 
     request_id: str
     state: RequestState
@@ -64,5 +79,6 @@ class RequestStatus:
     ending: Ending | None
     node: str
     attempt: int
-    created_s: float
+    times: RequestTimes
+    workers: tuple[str, ...] = ()
     body_digest: str = ""

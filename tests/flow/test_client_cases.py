@@ -32,7 +32,7 @@ from tests.flow.wire import (
     write_book,
 )
 
-MODEL = "org/m:v1"
+MODEL, ALIAS = "org/m:v1", "small"
 KEY = "sk-client"
 AUTH = {"authorization": f"Bearer {KEY}"}
 SLOW_STEP_MS = 30
@@ -53,6 +53,7 @@ def rig(make_rig: Callable[..., Rig], tmp_path_factory: pytest.TempPathFactory) 
     keys.write_text(f"someone {hashlib.sha256(KEY.encode()).hexdigest()}\n")
     env = {
         "POINTSMAN_MODEL_NAME": MODEL,
+        "POINTSMAN_MODEL_ALIASES": ALIAS,
         "POINTSMAN_GATEWAY_KEYS_FILE": str(keys),
         "POINTSMAN_MAX_ATTEMPTS": "1",
     }
@@ -136,7 +137,7 @@ def test_c164_completions_whole_and_streamed(sdk: openai.OpenAI) -> None:
 
 def test_c159_models_are_found_by_names_with_a_slash(rig: Rig, sdk: openai.OpenAI) -> None:
     listed = sdk.models.list()
-    assert [model.id for model in listed] == [MODEL]
+    assert [model.id for model in listed] == [MODEL, ALIAS]
     raw = sdk.models.with_raw_response.retrieve(MODEL)
     assert Model.model_validate_json(raw.text, strict=True) == listed.data[0]
     for path in ("/v1/models/org/m:v1", "/v1/models/org%2Fm%3Av1", "/v1/models/org%2fm:v1"):
@@ -152,12 +153,18 @@ async def test_c160_every_answer_names_the_model_that_was_asked_for(rig: Rig) ->
     async with http_client(rig) as http:
         whole = (await http.post(CHAT, json=chat_body("x", model=MODEL))).json()
         wire = await wire_stream(http, CHAT, chat_body("x", model=MODEL))
+        alias = (await http.post(CHAT, json=chat_body("x", model=ALIAS))).json()
+        by_alias = await wire_stream(http, COMPLETIONS, {"model": ALIAS, "prompt": "x"})
+        job = (await http.post("/v1/jobs", json={"model": ALIAS, "prompt": "x"})).json()
         other = await http.post(CHAT, json=chat_body("x", model="book"))
-        (listed,) = (await http.get("/v1/models")).json()["data"]
+        listed, short = (await http.get("/v1/models")).json()["data"]
 
     assert {whole["model"], *(chunk["model"] for chunk in wire.chunks)} == {MODEL}
-    assert_error(other, 404, code="model_not_found", param="model")  # one model, one name
-    assert set(listed) == {"id", "object", "created", "owned_by", "max_model_len"}
+    assert {alias["model"], *(chunk["model"] for chunk in by_alias.chunks)} == {ALIAS}
+    assert rig.request_fields(job["id"])["model"] == MODEL, "one model for limits and queues"
+    assert (listed["id"], short["id"], short["root"]) == (MODEL, ALIAS, MODEL)
+    assert_error(other, 404, code="model_not_found", param="model")
+    assert set(listed) == {"id", "object", "created", "owned_by", "root", "max_model_len"}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,7 @@ def test_c164_errors_are_typed_and_not_asked_again(rig: Rig, sdk: openai.OpenAI)
     assert unknown.value.code == "invalid_api_key"
     for call in (
         lambda: sdk.embeddings.create(model=MODEL, input="x"),
-        lambda: sdk.responses.create(model=MODEL, input="x"),
+        lambda: sdk.responses.retrieve("resp_1"),
         sdk.fine_tuning.jobs.list,
         lambda: sdk.moderations.create(input="x"),
     ):
@@ -236,7 +243,7 @@ async def test_c164_the_async_client_does_it_all(rig: Rig) -> None:
         ways = (streamed, whole, completed, completed_in_a_stream)
         texts = await asyncio.gather(*(way() for way in ways * 8))
         assert set(texts) == {"café!"}
-        assert [model.id async for model in sdk.models.list()] == [MODEL]
+        assert [model.id async for model in sdk.models.list()] == [MODEL, ALIAS]
         assert (await sdk.models.retrieve(MODEL)).id == MODEL
         with pytest.raises(openai.NotFoundError):
             await sdk.completions.create(model="nope", prompt="x")
@@ -330,7 +337,7 @@ def test_c170_curl_without_a_json_type_is_told_so(rig: Rig, tmp_path: Path) -> N
     assert curl(rig, "--json", f"@{file}")[0] == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/jobs"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses"])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_c170_a_wrong_method_is_405_and_names_the_right_one(
     rig: Rig, method: str, path: str

@@ -169,7 +169,7 @@ async def test_models_are_listed_with_what_clients_read(http: httpx.AsyncClient)
     listed = (await http.get("/v1/models")).json()
     assert listed["object"] == "list"
     (model,) = listed["data"]
-    assert set(model) == {"id", "object", "created", "owned_by", "max_model_len"}
+    assert set(model) == {"id", "object", "created", "owned_by", "root", "max_model_len"}
     assert (model["object"], model["max_model_len"]) == ("model", 512)
 
 
@@ -193,7 +193,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_ones(
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models/", "http://gateway//v1/models", "/v1/responses", "/v1/uploads", "/", "/docs"],
+    ["/v1/models/", "http://gateway//v1/models", "/v1/embeddings", "/v1/uploads", "/", "/docs"],
 )
 async def test_an_unknown_path_is_a_json_404(http: httpx.AsyncClient, path: str) -> None:
     assert_refused(await http.get(path), 404, "not_found")

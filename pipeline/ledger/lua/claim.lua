@@ -17,6 +17,15 @@ if r[5] then
   finalize_and_tell(id, 'cancelled', ARGV[3])
   return {'cancelled'}
 end
+
+-- For those who ask where the time went: the first claim, the first after a hand-over, and by whom.
+local function note_claim(key, worker, now)
+  local r = redis.call('HMGET', key, 'handed_ms', 'workers')
+  redis.call('HSETNX', key, r[1] and 'resumed_ms' or 'claimed_ms', now)
+  local workers = r[2] or ''
+  if #workers < 1000 then redis.call('HSET', key, 'workers', workers .. worker .. ' ') end
+end
+
 local lane = r[8] or r[4]
 local now = now_ms()
 if not is_again then
@@ -27,6 +36,7 @@ if not is_again then
   leave_lines(id)
   redis.call('HSET', key, 'state', 'running', 'owner', worker, 'node', worker, 'started_ms', now, 'begun', 1)
   redis.call('SADD', 'running:' .. worker, id)
+  note_claim(key, worker, now)
   redis.call('ZADD', 'deadlines', due_ms(id, now, false), id)
 end
 local f = redis.call('HMGET', key, 'attempt', 'prompt', 'sampling', 'tenant', 'salt', 'num_logprobs', 'tail')

@@ -321,7 +321,7 @@ local function is_final(state) return state == 'finished' or state == 'cancelled
 -- A dead letter keeps its prompt, so that it can be tried again.
 local function finalize(id, ending, retention_s, is_dead_letter)
   local key = request_key(id)
-  local r = redis.call('HMGET', key, 'owner', 'state', 'owed', 'tenant', 'model', 'trial')
+  local r = redis.call('HMGET', key, 'owner', 'state', 'owed', 'tenant', 'model', 'trial', 'webhook')
   if is_final(r[2]) then return end  -- the answer to an earlier try got lost
   local state = 'finished'
   if ending == 'cancelled' then state = 'cancelled' end
@@ -337,6 +337,7 @@ local function finalize(id, ending, retention_s, is_dead_letter)
   if not is_dead_letter then redis.call('HDEL', key, 'prompt', 'salt') end
   redis.call('EXPIRE', key, retention_s)
   redis.call('EXPIRE', tokens_key(id), retention_s)
+  if r[7] then redis.call('ZADD', 'webhooks', now_ms(), id) end
   redis.call('HINCRBY', 'counters', state, 1)
   if count('ZCARD', 'deadlines') == 0 then redis.call('DEL', 'owed_tokens', 'ahead') end
 end

@@ -7,7 +7,8 @@ if r[1] ~= ARGV[2] or r[2] ~= ARGV[3] then return false end
 if r[3] then settle(id, r[3]) end
 redis.call('SREM', 'running:' .. ARGV[2], id)
 redis.call('HSET', key, 'tail', ARGV[5])
-local out = {}
-enqueue(id, ARGV[4], now_ms(), out)
+local out, now = {}, now_ms()
+redis.call('HSETNX', key, 'handed_ms', now)
+enqueue(id, ARGV[4], now, out)
 release_all(out)
 return out

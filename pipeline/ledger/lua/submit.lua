@@ -80,6 +80,14 @@ redis.call('INCRBY', 'owed_tokens', f.num_prompt)
 redis.call('ZADD', 'open:tenant:' .. f.tenant, deadline, id)
 redis.call('ZADD', 'open:model:' .. f.model, deadline, id)
 redis.call('HINCRBY', 'counters', 'submitted', 1)
+if f.listed then
+  -- The newest of a tenant; those whose request is gone are struck off when the list is read.
+  local jobs = 'jobs:' .. f.tenant
+  redis.call('ZADD', jobs, now, id)
+  redis.call('ZREMRANGEBYRANK', jobs, 0, -10001)
+  local left = tonumber(ARGV[3]) + 86400
+  if redis.call('TTL', jobs) < left then redis.call('EXPIRE', jobs, left) end
+end
 local out = {}
 if queue ~= UNPLACED and count('SCARD', 'held') == 0 and has_room(s, rank) then
   redis.call('ZADD', 'waiting:' .. queue, now, id)

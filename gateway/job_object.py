@@ -1,0 +1,76 @@
+"""A job as JSON: where it stands, what it came to, and where its time went."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+from gateway.services import Services
+from pipeline.intake.errors import refusal_of
+from pipeline.intake.response import ChoiceCollector, usage_object
+from pipeline.intake.run import follow_indexed
+from pipeline.protocol.failure import Ending
+from pipeline.protocol.stream import RequestStatus
+
+
+def stream_url(job_id: str) -> str:
+    """Where its events are read."""
+    return f"/v1/jobs/{job_id}/stream"
+
+
+def job_object(status: RequestStatus) -> dict[str, Any]:
+    """A job without its text."""
+    ending = status.ending or Ending()
+    refused = refusal_of(ending) if ending.failure is not None else None
+    return {
+        "id": status.request_id,
+        "object": "job",
+        "status": str(status.state),
+        "model": status.model,
+        "created": int(status.times.created_s),
+        "stream_url": stream_url(status.request_id),
+        "finish_reason": None if ending.reason is None else str(ending.reason),
+        "error": None if refused is None else refused.body()["error"],
+        "usage": usage_object(status.usage),
+        "timing": timing_object(status),
+    }
+
+
+async def text_of(services: Services, status: RequestStatus) -> str | None:
+    """The answer of a job that has ended, else None. Raises `RequestUnknown`: gone meanwhile."""
+    if not status.state.is_final:
+        return None
+    collector = ChoiceCollector(status.sampling, services.intake.vocabulary)
+    events = follow_indexed(services.client, status.request_id, 0, status.sampling)
+    async with aclosing(events):
+        async for _, event in events:
+            collector.feed(event)
+    return collector.outcome.text
+
+
+def timing_object(status: RequestStatus) -> dict[str, Any]:
+    """Durations in seconds; None where a point was not reached.
+
+    queue: until a worker took it. prefill: from there to the first token. hand_over: from the prefill
+    worker's hands into the decode worker's. first_token and total: from submission. tokens_per_s: from
+    the first token to the end.
+    """
+    times = status.times
+    decode_s = _between(times.first_token_s, times.ended_s)
+    num_later = status.usage.completion_tokens - 1
+    return {
+        "queue_s": _between(times.created_s, times.claimed_s),
+        "prefill_s": _between(times.claimed_s, times.first_token_s),
+        "hand_over_s": _between(times.handed_s, times.resumed_s),
+        "first_token_s": _between(times.created_s, times.first_token_s),
+        "total_s": _between(times.created_s, times.ended_s),
+        "tokens_per_s": round(num_later / decode_s, 3) if decode_s and num_later > 0 else None,
+        "cached_tokens": status.usage.cached_tokens,
+        # Without the part that differs from start to start.
+        "workers": list(dict.fromkeys(name.partition("#")[0] for name in status.workers)),
+        "attempts": status.attempt,
+    }
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else round(end_s - start_s, 3)

@@ -1,0 +1,57 @@
+"""A request's hash as its status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.protocol.failure import Ending
+from pipeline.protocol.request import RequestState
+from pipeline.protocol.sampling import SamplingParams
+from pipeline.protocol.stream import RequestStatus, RequestTimes, RequestUsage
+from pipeline.protocol.tokens import record_bytes
+
+_TIME_FIELDS = {
+    "created_s": "created_ms",
+    "claimed_s": "claimed_ms",
+    "first_token_s": "first_ms",
+    "handed_s": "handed_ms",
+    "resumed_s": "resumed_ms",
+    "ended_s": "ended_ms",
+}
+STATUS_FIELDS = (
+    "state", "model", "tenant", "sampling", "num_prompt", "cached", "ending", "node", "attempt",
+    "workers", "body_digest", *_TIME_FIELDS.values(),
+)  # fmt: skip
+
+
+def read_status(
+    request_id: str, values: Sequence[bytes | None], log_bytes: int
+) -> RequestStatus | None:
+    """The status in the values of `STATUS_FIELDS` and the length of the token log; None: no request."""
+    if values[0] is None:
+        return None
+    fields = {
+        name: (value or b"").decode() for name, value in zip(STATUS_FIELDS, values, strict=True)
+    }
+    sampling = SamplingParams.model_validate_json(fields["sampling"])
+    times = {
+        name: int(fields[field]) / 1000 for name, field in _TIME_FIELDS.items() if fields[field]
+    }
+    return RequestStatus(
+        request_id=request_id,
+        state=RequestState(fields["state"]),
+        model=fields["model"],
+        tenant=fields["tenant"],
+        sampling=sampling,
+        usage=RequestUsage(
+            prompt_tokens=int(fields["num_prompt"]),
+            completion_tokens=log_bytes // record_bytes(sampling.num_logprobs),
+            cached_tokens=int(fields["cached"] or 0),
+        ),
+        ending=Ending.decode(fields["ending"]) if fields["ending"] else None,
+        node=fields["node"],
+        attempt=int(fields["attempt"]),
+        times=RequestTimes(**times),
+        workers=tuple(fields["workers"].split()),
+        body_digest=fields["body_digest"],
+    )
