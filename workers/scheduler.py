@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from workers.batch import ScheduledChunk
 from workers.block_table import BlockPool
+from workers.chunk_sizer import ChunkSizer
 from workers.sequence import SequencePhase
 from workers.sequence_run import SequenceRun, num_blocks_for
 from workers.settings import EngineSettings
@@ -50,6 +51,7 @@ class Scheduler:
         self._spilling: set[SequenceRun] = set()
         self._waiting: list[SequenceRun] = []
         self._running: list[SequenceRun] = []
+        self._sizer = ChunkSizer(settings.max_decode_slowdown, settings.max_batch_tokens)
         self._num_loading = 0
         self._turn = 0
 
@@ -145,6 +147,7 @@ class Scheduler:
             if self._place(plan, run, 1, drafts, is_mover_busy=is_mover_busy):
                 budget -= 1 + len(drafts)
                 num_spare -= len(drafts)
+        budget = min(budget, self._sizer.limit(len(plan.chunks)))
         score_budget = _MAX_SCORED_TOKENS
         for run in prefilling:
             num_tokens = min(run.num_pending, budget)
@@ -156,6 +159,12 @@ class Scheduler:
         if plan.preempted:
             plan.chunks = [chunk for chunk in plan.chunks if chunk.run not in plan.preempted]
         return plan
+
+    def learn_step(self, chunks: list[ScheduledChunk], step_s: float) -> None:
+        """A planned step took so long: later chunks beside decode rows are sized by it."""
+        num_rows = sum(chunk.num_known == 1 for chunk in chunks)
+        num_tokens = sum(chunk.num_known for chunk in chunks)
+        self._sizer.learn(num_tokens - num_rows, num_rows, step_s)
 
     def _place(
         self,

@@ -23,6 +23,8 @@ class EngineSettings:
     many sequences hold blocks at once. max_batch_tokens: tokens of one step, prefill chunks and
     decode rows together. prefix_cache: full blocks stay in HBM for reuse after their sequence.
     speculation_tokens: most tokens guessed ahead for one sequence in a step; 0: none.
+    max_decode_slowdown: chunks of prompts are sized so that steps beside them take at most so many
+    times what decode rows take alone; 0: by the budget only, for most tokens in all.
 
     Raises:
         ValueError: a count is too small to make progress.
@@ -35,10 +37,13 @@ class EngineSettings:
     max_waiting: int = 4
     prefix_cache: bool = True
     speculation_tokens: int = 0
+    max_decode_slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.block_tokens, self.max_batch_sequences) < 1:
             raise ValueError(f"an engine needs at least one block, token and sequence: {self}")
+        if self.max_decode_slowdown and self.max_decode_slowdown <= 1:
+            raise ValueError(f"a slowdown is above 1, or 0 for none: {self.max_decode_slowdown}")
         if self.max_batch_tokens < 2:  # noqa: PLR2004 - one for decode, one for prefill
             raise ValueError(f"max_batch_tokens is at least 2: {self.max_batch_tokens}")
 
@@ -82,6 +87,9 @@ class WorkerSettings(BaseSettings):
     speculation_tokens: int = Field(
         default=0, ge=0, le=32, description="guessed ahead from the sequence's own text; 0: none"
     )
+    max_decode_slowdown: float = Field(
+        default=2.0, ge=0, description="of a step by the prompts beside it; 0: no limit"
+    )
     kvd: bool = True
     kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")
 
@@ -104,4 +112,5 @@ class WorkerSettings(BaseSettings):
             max_waiting=self.max_waiting,
             prefix_cache=self.prefix_cache,
             speculation_tokens=self.speculation_tokens,
+            max_decode_slowdown=self.max_decode_slowdown,
         )

@@ -224,6 +224,7 @@ class Engine:
             self._book.extend(chunk, records)
         step_s = time.perf_counter() - started_s
         self._meter.count_step(num_tokens, num_decode, step_s, result.model_s)
+        self._scheduler.learn_step(chunks, step_s)
 
     def _let_go(self) -> None:
         """Stop the mover and give all blocks back; who still runs was cut off."""

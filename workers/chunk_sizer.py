@@ -1,0 +1,61 @@
+"""How much of a prompt goes into a step beside decode rows, so that these come on in time.
+
+A controller and no model of the machine: what a chunk costs depends on its context, its neighbours
+and on who else uses the cores. It compares steps with decode rows alone to those with a chunk.
+"""
+
+from __future__ import annotations
+
+_LEAST_TOKENS = 8  # progress, and what a product computes at no cost more than for one
+_AIM = 0.85  # of the limit: a single step may be slower than the ones before it
+_FASTEST_FALL, _FASTEST_RISE = 0.5, 1.25
+_WEIGHT = 0.2  # of the newest step
+_UNNOTICED_S = 0.01  # a gap between tokens that needs no care
+_STEPS_BETWEEN_QUIET = 64
+
+
+class ChunkSizer:
+    """Keeps steps with a chunk below `max_slowdown` times what the decode rows take alone.
+
+    Pure: it is told times. max_slowdown 0: no limit.
+    """
+
+    def __init__(self, max_slowdown: float, max_tokens: int) -> None:
+        self._max_slowdown = max_slowdown
+        self._max_tokens = max_tokens
+        self._quiet_s: dict[int, float] = {}
+        self._num_tokens = float(min(_LEAST_TOKENS, max_tokens))
+        self._num_since_quiet = 0
+
+    def limit(self, num_decode: int) -> int:
+        """Most prompt tokens of the next step, beside so many decode rows; 0: look at them alone.
+
+        Alone they run once for each size of batch and now and then after that, for without it
+        nothing is known to compare with.
+        """
+        if not self._max_slowdown or not num_decode:
+            return self._max_tokens
+        if num_decode.bit_length() not in self._quiet_s:
+            return 0
+        if self._num_since_quiet >= _STEPS_BETWEEN_QUIET:
+            return 0
+        return int(self._num_tokens)
+
+    def learn(self, num_prefill: int, num_decode: int, step_s: float) -> None:
+        """A step of so many tokens of both kinds took so long."""
+        if not self._max_slowdown or not num_decode:
+            return
+        size = num_decode.bit_length()
+        if not num_prefill:
+            self._num_since_quiet = 0
+            known_s = self._quiet_s.get(size, step_s)
+            self._quiet_s[size] = known_s + _WEIGHT * (step_s - known_s)
+            return
+        self._num_since_quiet += 1
+        quiet_s = self._quiet_s.get(size)
+        if quiet_s is None or num_prefill < int(self._num_tokens) // 2:
+            return  # the end of a prompt: too little to tell
+        allowed_s = max(_AIM * self._max_slowdown * quiet_s, _UNNOTICED_S) - quiet_s
+        change = allowed_s / max(step_s - quiet_s, 1e-9)
+        change = min(max(change, _FASTEST_FALL), _FASTEST_RISE)
+        self._num_tokens = min(max(self._num_tokens * change, _LEAST_TOKENS), self._max_tokens)
