@@ -7,7 +7,7 @@ and on who else uses the cores. It compares steps with decode rows alone to thos
 from __future__ import annotations
 
 _LEAST_TOKENS = 8  # progress, and what a product computes at no cost more than for one
-_AIM = 0.85  # of the limit: a single step may be slower than the ones before it
+_AIM = 0.8  # of the limit: a single step may be slower than the ones before it
 _FASTEST_FALL, _FASTEST_RISE = 0.5, 1.25
 _WEIGHT = 0.2  # of the newest step
 _UNNOTICED_S = 0.01  # a gap between tokens that needs no care

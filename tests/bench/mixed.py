@@ -127,8 +127,10 @@ class Worker:
         self._num_asked += 1
         name = str(self._num_asked)
         prompt = self._random.integers(20, VOCAB_TOKENS, num_prompt).tolist()
-        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        self._engine.submit(Sequence(name, 1, prompt, num_prompt, sampling, b"", uses_cache=False))
+        sampling = SamplingParams(
+            max_tokens=num_tokens, temperature=0.0, ignore_eos=True, uses_cache=False
+        )
+        self._engine.submit(Sequence(name, 1, prompt, num_prompt, sampling, b""))
         return name
 
 
