@@ -32,6 +32,7 @@ def job_object(status: RequestStatus) -> dict[str, Any]:
         "finish_reason": None if ending.reason is None else str(ending.reason),
         "error": None if refused is None else refused.body()["error"],
         "usage": usage_object(status.usage),
+        "cache": None if status.cache_use is None else status.cache_use.model_dump(mode="json"),
         "timing": timing_object(status),
     }
 

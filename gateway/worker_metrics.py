@@ -16,7 +16,17 @@ _GAUGES = {
     "prefill_tokens": "Prompt tokens computed since the worker started",
     "decode_tokens": "Output tokens computed since the worker started",
     "cached_tokens": "Prompt tokens found in a cache since the worker started",
+    "preemptions": "Sequences that gave way in a full HBM pool since the worker started",
+    "spills": "Of these, the ones stored in the tiers below",
+    "kv_prefetched_blocks": "Blocks that NVMe was told to bring up for waiting sequences",
     "heartbeat_age_seconds": "Age of the last heartbeat",
+}
+
+
+_BY_REASON = "kv_loads"
+_BY_TIER = {
+    "kv_load_bytes": "KV bytes that loads got from a tier since the worker started",
+    "kv_load_seconds": "Seconds of these loads: nvme up to DRAM, dram from there into HBM",
 }
 
 
@@ -28,6 +38,16 @@ class WorkerMetrics:
             name: Gauge(_PREFIX + name, text, ("worker", "role"), registry=registry)
             for name, text in _GAUGES.items()
         }
+
+        labels = ("worker", "role")
+        self._gauges[_BY_REASON] = Gauge(
+            _PREFIX + _BY_REASON,
+            "Loads of cached blocks by the reason of the decision (load or recompute)",
+            (*labels, "reason"),
+            registry=registry,
+        )
+        for name, text in _BY_TIER.items():
+            self._gauges[name] = Gauge(_PREFIX + name, text, (*labels, "tier"), registry=registry)
 
     def observe(self, fleet: Fleet) -> None:
         """Show this fleet and nothing else."""
@@ -43,9 +63,17 @@ class WorkerMetrics:
                 "prefill_tokens": state.num_prefill_tokens,
                 "decode_tokens": state.num_decode_tokens,
                 "cached_tokens": state.num_cached_tokens,
+                "preemptions": state.num_preemptions,
+                "spills": state.num_spills,
+                "kv_prefetched_blocks": state.num_prefetched_blocks,
                 "heartbeat_age_seconds": fleet.ages_s[name],
             }
             # Without the part that differs from start to start: series must not pile up.
             labels = (name.partition("#")[0], str(state.role))
             for key, value in values.items():
                 self._gauges[key].labels(*labels).set(value)
+            for reason, count in state.load_reasons.items():
+                self._gauges[_BY_REASON].labels(*labels, reason).set(count)
+            for tier, loads in state.tier_loads.items():
+                self._gauges["kv_load_bytes"].labels(*labels, tier).set(loads.num_bytes)
+                self._gauges["kv_load_seconds"].labels(*labels, tier).set(loads.seconds)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tiering.block_hash import KeyChain, private_root, tail_key
 from workers.block_table import BlockPool
-from workers.kv_jobs import KvMover, LoadJob, StoreJob
+from workers.kv_jobs import KvMover, LoadJob, PrefetchJob, StoreJob
 from workers.sequence import Sequence
 from workers.sequence_run import SequenceRun
 from workers.settings import EngineSettings
@@ -53,11 +53,24 @@ class BlockFlow:
             run.sequence.block_keys = []
             run.extend_keys(len(run.sequence.tokens), self._block_tokens)
 
-    def begin_load(self, run: SequenceRun) -> bool:
+    def prefetch(self, run: SequenceRun, prefill_tokens_per_s: float) -> None:
+        """Have the tiers bring up what a waiting run will want; once per wait."""
+        if run.prefetch is not None or run.chain is None or not self._mover.is_enabled:
+            return
+        if run.needs_scoring or not run.sequence.uses_cache:
+            return
+        keys = run.reusable_keys(self._block_tokens)
+        keys = keys[len(self._blocks.match(keys)) :]
+        run.prefetch = PrefetchJob(keys, prefill_tokens_per_s)
+        if keys:
+            self._mover.prefetch(run.prefetch)
+
+    def begin_load(self, run: SequenceRun, prefill_tokens_per_s: float) -> bool:
         """Ask the tiers for what HBM lacked of an admitted run; False if there is nothing to ask.
 
         The job reads and writes only blocks that the run holds; the engine keeps them until then.
         """
+        run.end_prefetch()
         if run.chain is None or not self._mover.is_enabled or run.needs_scoring:
             return False
         sequence = run.sequence
@@ -73,6 +86,7 @@ class BlockFlow:
             block_ids=sequence.block_ids[num_here : num_here + num_blocks],
             tail_key=tail,
             is_private=not sequence.uses_cache,
+            prefill_tokens_per_s=prefill_tokens_per_s,
         )
         self._moving[run.job] = run
         self._mover.load(run.job)
@@ -100,6 +114,7 @@ class BlockFlow:
             num_missing = len(sequence.tokens) - 1 - sequence.num_computed
             if job.num_tail_tokens == num_missing:
                 sequence.num_computed += num_missing
+        run.count_load(job, self._block_tokens)
 
     def settle(self, runs: Iterable[SequenceRun]) -> None:
         """After a step: register blocks that became full, and write them through to the tiers."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeline.scheduling.fleet import TierLoads
+from pipeline.scheduling.transfer_cost import Rate
 from workers.block_flow import BlockFlow
 from workers.block_table import BlockPool
 from workers.kv_jobs import KvMover, MoverStats
@@ -66,6 +68,7 @@ class StepMeter:
     decode_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     overhead_s: float = 0.0
+    prefill_rate: Rate = field(default_factory=Rate)
 
     def count_drafts(self, num_drafts: int, num_held: int) -> None:
         """Count guessed tokens; each that held was decoded without a step of its own."""
@@ -83,6 +86,7 @@ class StepMeter:
             self.prefill_tokens_per_s = _moved(
                 self.prefill_tokens_per_s, (num_tokens - num_decode) / step_s
             )
+            self.prefill_rate.add(num_tokens - num_decode, step_s)
             self.prefill_step_s = _moved(self.prefill_step_s, step_s)
         else:
             self.decode_step_s = _moved(self.decode_step_s, step_s)
@@ -118,6 +122,16 @@ class StepMeter:
             overhead_s=self.overhead_s,
             mover=mover.stats(),
         )
+
+
+def tier_loads(mover: MoverStats) -> dict[str, TierLoads]:
+    """What loads got from each tier: NVMe up to DRAM, and from DRAM into HBM."""
+    promotion_s = mover.promotion_s
+    copies = TierLoads(
+        num_bytes=mover.num_loaded_bytes, seconds=max(mover.load_busy_s - promotion_s, 0.0)
+    )
+    promotions = TierLoads(num_bytes=mover.num_promoted_bytes, seconds=promotion_s)
+    return {"dram": copies, "nvme": promotions}
 
 
 def _moved(average: float, value: float) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pipeline.protocol.cache_use import LoadReason
 from workers.hbm_pool import HbmPool
 from workers.sequence import Sequence
 
@@ -18,7 +19,9 @@ class LoadJob:
     dropped from the tiers once it is here. is_private: so are all others; nobody else can use them.
     The engine sets `is_abandoned`; the mover then stops at
     the next block. The mover answers every job, after which it touches the blocks no more:
-    num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none).
+    num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none);
+    num_from_nvme of these blocks were not in DRAM. prefill_tokens_per_s: what recomputing is
+    measured at (0: not known). reason: why it was loaded, or was not.
     """
 
     sequence: Sequence
@@ -27,8 +30,23 @@ class LoadJob:
     tail_key: bytes | None = None
     is_private: bool = False
     is_abandoned: bool = False
+    prefill_tokens_per_s: float = 0.0
     num_loaded: int = 0
     num_tail_tokens: int = 0
+    num_from_nvme: int = 0
+    reason: LoadReason | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PrefetchJob:
+    """Bring blocks that a waiting sequence will want from NVMe to DRAM; nobody hears of its end.
+
+    The engine sets `is_abandoned` when the sequence waits no more.
+    """
+
+    keys: list[bytes]
+    prefill_tokens_per_s: float = 0.0
+    is_abandoned: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +77,8 @@ class MoverStats:
 
     num_truncated_loads: runs cut short by a block that failed its check or a daemon that went
     away. num_dropped_blocks: write-through blocks given up because the mover was behind.
+    load_reasons: loads by what became of them. promoted_bytes, promotion_s: the part of NVMe in
+    loads, waited for before their copies.
     """
 
     is_connected: bool = False
@@ -72,6 +92,10 @@ class MoverStats:
     num_stored_bytes: int = 0
     load_busy_s: float = 0.0
     store_busy_s: float = 0.0
+    num_promoted_bytes: int = 0
+    promotion_s: float = 0.0
+    num_prefetched_blocks: int = 0
+    load_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 Deliver = Callable[[LoadJob | StoreJob], None]
@@ -94,6 +118,10 @@ class KvMover(Protocol):
 
     def load(self, job: LoadJob) -> None:
         """Take the job; loads go before stores."""
+        ...
+
+    def prefetch(self, job: PrefetchJob) -> None:
+        """Take the job, or drop it where too many wait; it goes behind loads."""
         ...
 
     def store(self, job: StoreJob) -> bool:
@@ -121,6 +149,9 @@ class NoCache:
     def load(self, job: LoadJob) -> None:
         """Refused: see `is_enabled`."""
         raise NoTierBelow
+
+    def prefetch(self, job: PrefetchJob) -> None:
+        """Dropped: there is nothing to fetch from."""
 
     def store(self, job: StoreJob) -> bool:
         """Dropped: there is nowhere to store."""

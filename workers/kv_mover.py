@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
 
+from pipeline.scheduling.transfer_cost import LoadPolicy, TransferCost
 from tiering.errors import LayoutMismatch, TieringError
 from tiering.kvd.client import KvdClient
 from tiering.lease import Reservation
 from workers.hbm_pool import HbmPool
-from workers.kv_jobs import Deliver, KvMover, LoadJob, MoverStats, NoCache, StoreJob
+from workers.kv_jobs import (
+    Deliver,
+    KvMover,
+    LoadJob,
+    MoverStats,
+    NoCache,
+    PrefetchJob,
+    StoreJob,
+)
+from workers.kv_load import BlockLoader
 
 __all__ = ["KvMover", "KvdMover", "NoCache"]
 
@@ -25,7 +35,11 @@ TRANSIENT_LIFETIME_S = 60.0  # of what only the next worker of one request can u
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 2.0
 _MISMATCH_BACKOFF_S = 30.0
+_MAX_PREFETCHES = 8  # that may wait
 _RUN_BLOCKS = 32  # blocks reserved and committed at once; loads wait for one such run at most
+
+
+_Job = LoadJob | PrefetchJob | StoreJob
 
 
 class _Span(NamedTuple):
@@ -39,23 +53,31 @@ class _Span(NamedTuple):
 class KvdMover:
     """Owns one `KvdClient` on a thread of its own; see the port `KvMover`.
 
-    Loads go first, then hand-overs, then write-through. A daemon that is away makes loads misses
+    Loads go first, then prefetches, hand-overs, and write-through. A daemon that is away makes loads misses
     and stores no-ops, and is asked again after a back-off that doubles up to 2 s.
     """
 
     is_enabled = True
 
-    def __init__(self, make_client: Callable[[], KvdClient], *, max_pending_blocks: int) -> None:
+    def __init__(
+        self,
+        make_client: Callable[[], KvdClient],
+        *,
+        max_pending_blocks: int,
+        policy: LoadPolicy = LoadPolicy.COST,
+    ) -> None:
         """`make_client` builds an unconnected client; it is called again for each connection.
 
         max_pending_blocks: write-through blocks that may wait; these are held in HBM meanwhile.
         """
         self._make_client = make_client
         self._max_pending_blocks = max_pending_blocks
+        self._policy = policy
         self._client: KvdClient | None = None
         self._backoff_s = 0.0
         self._retry_at_s = 0.0
         self._loads: deque[LoadJob] = deque()
+        self._prefetches: deque[PrefetchJob] = deque()
         self._hand_overs: deque[StoreJob] = deque()
         self._stores: deque[StoreJob] = deque()
         self._num_pending_blocks = 0
@@ -63,6 +85,7 @@ class KvdMover:
         self._changed = threading.Condition()
         self._is_stopping = False
         self._stats = MoverStats()
+        self._reasons: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="kv-mover", daemon=True)
 
     def start(self, pool: HbmPool, block_tokens: int, deliver: Deliver) -> None:
@@ -70,6 +93,8 @@ class KvdMover:
         self._pool = pool
         self._block_tokens = block_tokens
         self._deliver = deliver
+        cost = TransferCost(pool.block_bytes / block_tokens, self._policy)
+        self._loader = BlockLoader(pool, block_tokens, cost)
         self._thread.start()
 
     def load(self, job: LoadJob) -> None:
@@ -77,6 +102,13 @@ class KvdMover:
         with self._changed:
             self._loads.append(job)
             self._changed.notify()
+
+    def prefetch(self, job: PrefetchJob) -> None:
+        """See the port."""
+        with self._changed:
+            if len(self._prefetches) < _MAX_PREFETCHES:
+                self._prefetches.append(job)
+                self._changed.notify()
 
     def store(self, job: StoreJob) -> bool:
         """See the port."""
@@ -107,6 +139,7 @@ class KvdMover:
             is_connected=self._client is not None,
             num_pending_blocks=self._num_pending_blocks,
             num_dropped_blocks=self._num_dropped_blocks,
+            load_reasons=dict(self._reasons),
         )
 
     def _run(self) -> None:
@@ -116,15 +149,18 @@ class KvdMover:
             if client is not None:
                 self._move(client, jobs)
             for job in jobs:
-                self._deliver(job)
+                if not isinstance(job, PrefetchJob):
+                    self._deliver(job)
         self._disconnect()
 
-    def _next_jobs(self) -> list[LoadJob | StoreJob]:
-        """A load, a hand-over, or a run of write-through; empty once stopping and all are done."""
+    def _next_jobs(self) -> list[_Job]:
+        """A load, a prefetch, a hand-over, or a run of write-through; empty once stopping and all are done."""
         with self._changed:
             while True:
                 if self._loads:
                     return [self._loads.popleft()]
+                if self._prefetches:
+                    return [self._prefetches.popleft()]
                 if self._hand_overs:
                     return [self._hand_overs.popleft()]
                 if self._stores:
@@ -133,9 +169,9 @@ class KvdMover:
                     return []
                 self._changed.wait()
 
-    def _pop_stores(self) -> list[LoadJob | StoreJob]:
+    def _pop_stores(self) -> list[_Job]:
         """The next run of one owner."""
-        jobs: list[LoadJob | StoreJob] = []
+        jobs: list[_Job] = []
         num_blocks = 0
         owner = self._stores[0].owner
         while (
@@ -149,13 +185,15 @@ class KvdMover:
         self._num_pending_blocks -= num_blocks
         return jobs
 
-    def _move(self, client: KvdClient, jobs: list[LoadJob | StoreJob]) -> None:
+    def _move(self, client: KvdClient, jobs: list[_Job]) -> None:
         """Run jobs of one kind; what fails is a miss or a dropped store, never an error."""
         try:
             match jobs:
                 case [LoadJob() as job]:
                     if not job.is_abandoned:
                         self._load(client, job)
+                case [PrefetchJob() as job]:
+                    self._prefetch(client, job)
                 case [StoreJob() as job] if job.sequence is not None:
                     self._hand_over(client, job)
                 case _:
@@ -169,35 +207,20 @@ class KvdMover:
 
     def _load(self, client: KvdClient, job: LoadJob) -> None:
         started_s = time.perf_counter()
-        wanted = job.keys if job.tail_key is None else [*job.keys, job.tail_key]
-        lease = client.acquire(wanted)
-        try:
-            for index, block in enumerate(lease.blocks):
-                if job.is_abandoned:
-                    break
-                block_id = job.block_ids[index]
-                if not client.load(lease, index, self._pool.begin_write(block_id)):
-                    log.warning("kv_block_refused", tier=block.tier, num_before=index)
-                    self._count(num_truncated_loads=1)
-                    break
-                self._pool.finish_write(block_id)
-                if index < len(job.keys):
-                    job.num_loaded += 1
-                else:
-                    job.num_tail_tokens = block.num_tokens
-        finally:
-            self._pool.settle()
-            client.release(lease)
-            num_blocks = job.num_loaded + bool(job.num_tail_tokens)
-            self._count(
-                num_loaded_blocks=num_blocks,
-                num_loaded_bytes=num_blocks * self._pool.block_bytes,
-                load_busy_s=time.perf_counter() - started_s,
-            )
-        if job.is_private:
-            client.discard(wanted)
-        elif job.num_tail_tokens and job.tail_key is not None:
-            client.discard([job.tail_key])
+        report = self._loader.load(client, job)
+        self._count(
+            num_truncated_loads=int(report.is_truncated),
+            num_loaded_blocks=job.num_loaded + bool(job.num_tail_tokens),
+            num_loaded_bytes=report.num_bytes,
+            load_busy_s=time.perf_counter() - started_s,
+            num_promoted_bytes=report.num_promoted_bytes,
+            promotion_s=report.promotion_s,
+        )
+        self._reasons[str(job.reason)] += 1
+
+    def _prefetch(self, client: KvdClient, job: PrefetchJob) -> None:
+        if not job.is_abandoned:
+            self._count(num_prefetched_blocks=self._loader.prefetch(client, job))
 
     def _hand_over(self, client: KvdClient, job: StoreJob) -> None:
         num_full = len(job.keys)

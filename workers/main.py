@@ -38,6 +38,7 @@ from tiering.kvd.client import KvdClient
 from tiering.kvd.operator import KvdOperator
 from workers.canary import Canary
 from workers.engine_pool import EnginePool, install_safe_qos
+from workers.engine_stats import tier_loads
 from workers.heartbeat import ControlListener, Heartbeat
 from workers.kv_mover import KvdMover, KvMover, NoCache
 from workers.model import ModelRunner, ModelSpec
@@ -217,6 +218,7 @@ class Worker:
                 namespace=namespace,
             ),
             max_pending_blocks=max(32, self._engine_settings.num_blocks // 4),
+            policy=self._settings.loads,
         )
 
     def _check_engine(self) -> None:
@@ -246,6 +248,11 @@ class Worker:
             num_prefill_tokens=stats.num_prefill_tokens,
             num_decode_tokens=stats.num_decode_tokens,
             num_cached_tokens=stats.num_cached_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_spills=stats.num_spills,
+            num_prefetched_blocks=stats.mover.num_prefetched_blocks,
+            load_reasons=dict(stats.mover.load_reasons),
+            tier_loads=tier_loads(stats.mover),
             max_ahead_tokens=AHEAD_STEPS * self._engine_settings.max_batch_tokens,
             prefill_tokens_per_s=self._engine_settings.max_batch_tokens / stats.prefill_step_s
             if stats.prefill_step_s

@@ -19,6 +19,8 @@ from workers.sequence import Sequence, SequencePhase, StepOutput
 from workers.sequence_run import SequenceRun
 from workers.stop_matching import StopMatcherFactory
 
+_PREFETCHED_AHEAD = 4  # waiting runs, by rank
+
 log = structlog.get_logger(__name__)
 
 
@@ -95,13 +97,18 @@ class RunBook:
             self.end(run, LATE)
 
     def admit(self, *, is_draining: bool) -> None:
-        """Give blocks to those who are next, and have the tiers load what HBM lacks."""
+        """Give blocks to those who are next, and have the tiers load what HBM lacks.
+
+        For the first of those who go on waiting the tiers fetch ahead.
+        """
         for run in self._scheduler.admit(is_draining=is_draining):
             if not run.was_admitted:
                 run.was_admitted = True
                 self._sink.on_admitted(run.sequence)
-            if not self._flow.begin_load(run):
+            if not self._flow.begin_load(run, self._meter.prefill_rate.per_s):
                 self._start(run)
+        for run in self._scheduler.next_in_line(_PREFETCHED_AHEAD):
+            self._flow.prefetch(run, self._meter.prefill_rate.per_s)
 
     def _start(self, run: SequenceRun) -> None:
         sequence = run.sequence
@@ -109,6 +116,11 @@ class RunBook:
             run.was_started = True
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt_tokens)
             self._meter.num_cached_tokens += sequence.num_cached
+            use = run.cache_use
+            num_below = min(use.dram_tokens + use.nvme_tokens, sequence.num_cached)
+            sequence.cache_use = use.model_copy(
+                update={"hbm_tokens": sequence.num_cached - num_below}
+            )
         self._scheduler.start(run)
 
     def finish_move(self, job: LoadJob | StoreJob) -> None:
@@ -198,6 +210,7 @@ class RunBook:
         """The run's last word; its blocks go back now, or once a move under way has stopped."""
         sequence = run.sequence
         self._scheduler.leave(run)
+        run.end_prefetch()
         sequence.phase = SequencePhase.DONE
         sequence.ending = ending
         if run.job is None:

@@ -98,6 +98,10 @@ class Scheduler:
             admitted.append(run)
         return admitted
 
+    def next_in_line(self, count: int) -> list[SequenceRun]:
+        """The first of those who wait for blocks."""
+        return self._waiting[:count]
+
     def start(self, run: SequenceRun) -> None:
         """The admitted run has all blocks it will get from the tiers; it takes part in steps."""
         self._num_loading -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import SamplingParams
@@ -55,6 +56,7 @@ class Sequence:
     phase: SequencePhase = SequencePhase.WAITING
     num_computed: int = 0
     num_cached: int = 0  # prompt tokens that this attempt did not compute
+    cache_use: CacheUse | None = None  # where these came from; None before it starts
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
     ending: Ending | None = None

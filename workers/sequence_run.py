@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.tokens import TokenRecord
 from tiering.block_hash import KeyChain
-from workers.kv_jobs import LoadJob, StoreJob
+from workers.kv_jobs import LoadJob, PrefetchJob, StoreJob
 from workers.logit_rules import LogitRules
 from workers.model import Int32Array
 from workers.prompt_lookup import PromptLookup
@@ -42,6 +43,8 @@ class SequenceRun:
     was_admitted: bool = False
     was_started: bool = False
     job: LoadJob | StoreJob | None = None
+    prefetch: PrefetchJob | None = None
+    cache_use: CacheUse = field(default_factory=CacheUse)
     rules: LogitRules | None = None
     prompt_records: list[TokenRecord] | None = None
     lookup: PromptLookup | None = None
@@ -62,6 +65,20 @@ class SequenceRun:
     def needs_scoring(self) -> bool:
         """True while the prompt's logits are wanted: all of it is computed, whatever is cached."""
         return self.prompt_records is not None
+
+    def end_prefetch(self) -> None:
+        """It waits no more: what was not begun for it need not be."""
+        if self.prefetch is not None:
+            self.prefetch.is_abandoned = True
+            self.prefetch = None
+
+    def count_load(self, job: LoadJob, block_tokens: int) -> None:
+        """Note where the loaded tokens came from."""
+        nvme_tokens = job.num_from_nvme * block_tokens
+        num_tokens = job.num_loaded * block_tokens + job.num_tail_tokens
+        self.cache_use = CacheUse(
+            dram_tokens=max(num_tokens - nvme_tokens, 0), nvme_tokens=nvme_tokens, load=job.reason
+        )
 
     def take_prompt_records(self) -> list[TokenRecord] | None:
         """The scores of the whole prompt, once; None before they are complete."""

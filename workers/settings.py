@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pipeline.scheduling.fleet import Role
+from pipeline.scheduling.transfer_cost import LoadPolicy
 from tiering.block_layout import BlockLayout
 
 DEFAULT_HBM_BYTES = 256 * 2**20
@@ -89,6 +90,9 @@ class WorkerSettings(BaseSettings):
     )
     max_decode_slowdown: float = Field(
         default=2.0, ge=0, description="of a step by the prompts beside it; 0: no limit"
+    )
+    loads: LoadPolicy = Field(
+        default=LoadPolicy.COST, description="cached blocks below HBM: by cost, always, never"
     )
     kvd: bool = True
     kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")

@@ -174,6 +174,7 @@ class TokenSink:
                 data=bytes(entry.data[entry.num_sent_bytes :]),
                 ending=entry.ending,
                 num_cached=entry.sequence.num_cached,
+                cache_use=_cache_use(entry),
             )
             for (request_id, attempt), entry in dirty.items()
         ]
@@ -235,3 +236,9 @@ class TokenSink:
             self.listener.on_handed_over(sequence)
         else:
             self.listener.on_superseded(*key)
+
+
+def _cache_use(entry: _OpenLog) -> str:
+    """Told once, with the first token."""
+    use = entry.sequence.cache_use
+    return use.model_dump_json() if use is not None and not entry.num_sent_bytes else ""

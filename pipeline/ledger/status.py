@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import RequestState
 from pipeline.protocol.sampling import SamplingParams
@@ -20,7 +21,7 @@ _TIME_FIELDS = {
 }
 STATUS_FIELDS = (
     "state", "model", "tenant", "sampling", "num_prompt", "cached", "ending", "node", "attempt",
-    "workers", "body_digest", *_TIME_FIELDS.values(),
+    "workers", "body_digest", "cache_use", *_TIME_FIELDS.values(),
 )  # fmt: skip
 
 
@@ -54,4 +55,5 @@ def read_status(
         times=RequestTimes(**times),
         workers=tuple(fields["workers"].split()),
         body_digest=fields["body_digest"],
+        cache_use=CacheUse.model_validate_json(use) if (use := fields["cache_use"]) else None,
     )

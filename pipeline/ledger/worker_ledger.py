@@ -22,7 +22,10 @@ _PACK = msgpack.Packer(use_bin_type=False).pack
 
 
 class LogWrite(NamedTuple):
-    """Bytes for one token log. `ending` is empty while the request goes on."""
+    """Bytes for one token log. `ending` is empty while the request goes on.
+
+    `cache_use`: a `CacheUse` as JSON, kept with the first bytes of the log.
+    """
 
     request_id: str
     attempt: int
@@ -30,6 +33,7 @@ class LogWrite(NamedTuple):
     data: bytes
     ending: str
     num_cached: int
+    cache_use: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class WorkerLedger:
                 write.data,
                 write.ending,
                 write.num_cached,
+                write.cache_use,
                 _PACK((write.request_id, write.offset_bytes, write.data, "", 0)),
             )
         cancelled, stale, short, messages = self._run("step", *args)

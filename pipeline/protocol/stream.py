@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import RequestState
 from pipeline.protocol.sampling import SamplingParams
@@ -82,3 +83,4 @@ class RequestStatus:
     times: RequestTimes
     workers: tuple[str, ...] = ()
     body_digest: str = ""
+    cache_use: CacheUse | None = None

@@ -24,6 +24,15 @@ class Role(StrEnum):
     BOTH = "both"
 
 
+class TierLoads(BaseModel):
+    """Bytes that a worker's loads got from a tier since it started, and the seconds they took."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
 class WorkerState(BaseModel):
     """One heartbeat. Counts are sequences unless the name says blocks or tokens."""
 
@@ -47,6 +56,11 @@ class WorkerState(BaseModel):
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_spills: int = 0
+    num_prefetched_blocks: int = 0
+    load_reasons: dict[str, int] = {}
+    tier_loads: dict[str, TierLoads] = {}
     max_ahead_tokens: int = 0  # prompt tokens that may be released to it and not be computed yet
     prefill_tokens_per_s: float = 0.0  # in full steps; 0: not known yet
 

@@ -93,6 +93,8 @@ class Rig:
             "POINTSMAN_LOG_FORMAT": "json",
             # Tests count steps and tokens: nothing runs but what they ask for.
             "POINTSMAN_WORKER_CANARY_IDLE_S": "0",
+            # The test engines compute faster than anything loads: by cost they would load nothing.
+            "POINTSMAN_WORKER_LOADS": "always",
         }
         if self.model is not None:
             env["POINTSMAN_MODEL"] = str(self.model)

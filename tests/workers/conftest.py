@@ -19,6 +19,7 @@ import pytest
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import SamplingParams
+from pipeline.scheduling.transfer_cost import LoadPolicy
 from tiering.block_hash import namespace_root
 from tiering.kvd.client import KvdClient
 from workers.engine_stats import EngineStats
@@ -227,8 +228,16 @@ class Kvd:
     def client(self, holder: str, timeout_s: float = 5.0) -> KvdClient:
         return KvdClient(self.socket_path, BLOCK_BYTES, holder, timeout_s=timeout_s)
 
-    def mover(self, holder: str = "test", max_pending_blocks: int = 256) -> KvdMover:
-        return KvdMover(lambda: self.client(holder), max_pending_blocks=max_pending_blocks)
+    def mover(
+        self,
+        holder: str = "test",
+        max_pending_blocks: int = 256,
+        policy: LoadPolicy = LoadPolicy.ALWAYS,
+    ) -> KvdMover:
+        """The digest engine computes faster than anything loads: by cost it would load nothing."""
+        return KvdMover(
+            lambda: self.client(holder), max_pending_blocks=max_pending_blocks, policy=policy
+        )
 
     def kill(self) -> None:
         self.end(signal.SIGKILL)

@@ -96,17 +96,34 @@ class KvdClient:
             return 0
         return frames.as_int(self._ask(Op.FIND, list(keys[: frames.MAX_KEYS])))
 
-    def acquire(self, keys: Sequence[bytes], *, ttl_s: float = 30.0) -> BlockLease:
+    def locate(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Lengths of the head run of `keys` in DRAM, and in DRAM or NVMe. Changes nothing."""
+        if not keys:
+            return 0, 0
+        value = self._ask(Op.LOCATE, list(keys[: frames.MAX_KEYS]))
+        try:
+            ((num_dram, num_all),) = frames.as_rows([value], 2)
+        except ProtocolViolation as error:
+            raise self._broken_off(error) from error
+        return num_dram, num_all
+
+    def acquire(
+        self, keys: Sequence[bytes], *, ttl_s: float = 30.0, wait_s: float | None = None
+    ) -> BlockLease:
         """Lease the head run of `keys`; blocks found on NVMe are promoted to DRAM first.
 
+        wait_s: for how long to wait for NVMe (else most of the time limit); with 0 what is in DRAM
+        is leased at once, and the rest begins to come up.
         The run ends at the first block that is absent, still being written, corrupt or late.
         """
         asked = list(keys[: frames.MAX_KEYS])
         deadline_s = time.monotonic() + ttl_s  # before asking, so that kvd's deadline is later
         if not asked:
             return BlockLease(0, [], self._session, deadline_s)
-        wait_s = self._timeout_s * _WAIT_SHARE
-        value = self._ask(Op.ACQUIRE, asked, ttl_s, wait_s)
+        more_s = wait_s or 0.0
+        if wait_s is None:
+            wait_s = self._timeout_s * _WAIT_SHARE
+        value = self._ask(Op.ACQUIRE, asked, ttl_s, wait_s, more_s=more_s)
         try:
             lease_id, blocks = _parsed_lease(value, asked)
         except ProtocolViolation as error:

@@ -109,6 +109,12 @@ class NodeCache:
                 return index
         return len(keys)
 
+    def locate(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Lengths of the head run that DRAM can give at once, and of that with NVMe."""
+        readable = self._dram.directory.find_readable
+        num_dram = next((n for n, key in enumerate(keys) if readable(key) is None), len(keys))
+        return num_dram, num_dram + self.find(keys[num_dram:])
+
     def needs_promotion(self, keys: Sequence[bytes]) -> bool:
         """The head run goes on behind what can be leased from DRAM at once."""
         return self._promotion.is_wanted(keys)

@@ -34,6 +34,7 @@ class Op(IntEnum):
     LIST = 12
     SURVEY = 13  # keys, [peer], wait_s -> [[num_blocks, seconds]]
     PULL = 14  # keys, [peer], wait_s -> [num_found, num_blocks, num_bytes, seconds, peer]
+    LOCATE = 15  # keys -> [num_blocks in DRAM, num_blocks]
 
 
 class Status(IntEnum):

@@ -55,6 +55,7 @@ class Requests:
             int, Callable[[list[object]], Reply | Coroutine[None, None, Reply]]
         ] = {
             Op.FIND: self._find,
+            Op.LOCATE: self._locate,
             Op.ACQUIRE: self._acquire,
             Op.RELEASE: self._release,
             Op.RESERVE: self._reserve,
@@ -79,6 +80,10 @@ class Requests:
     def _find(self, arguments: list[object]) -> Reply:
         (keys,) = frames.as_arguments(arguments, 1)
         return Status.OK, self._cache.find(frames.as_keys(keys))
+
+    def _locate(self, arguments: list[object]) -> Reply:
+        (keys,) = frames.as_arguments(arguments, 1)
+        return Status.OK, list(self._cache.locate(frames.as_keys(keys)))
 
     def _acquire(self, arguments: list[object]) -> Reply | Coroutine[None, None, Reply]:
         raw_keys, raw_ttl_s, raw_wait_s = frames.as_arguments(arguments, 3)

@@ -1,5 +1,5 @@
 -- One call per engine step. ARGV: worker, retention s, n, then n times
--- (id, attempt, byte offset, bytes, ending or '', cached prompt tokens, packed item).
+-- (id, attempt, byte offset, bytes, ending or '', cached prompt tokens, cache use or '', packed item).
 -- The packed item is what a gateway gets of it (MessagePack, see `tell`); the worker packs it, for it is
 -- the hot path. Appends to the token logs, publishes once per gateway, collects cancellations.
 -- Returns {cancelled ids, stale (id, attempt, ...), short (id, ...), messages to send (id, queue, lane, ...)}:
@@ -33,11 +33,12 @@ for _ = 1, tonumber(ARGV[3]) do
   elseif #bytes > 0 and not append(tokens_key(id), offset, bytes) then
     short[#short + 1] = id
   else
-    local item = ARGV[i + 6]
+    local item = ARGV[i + 7]
     if r[4] then settle(id, r[4]); has_freed = true end
     if r[5] and #bytes > 0 then pass_trial(id, now_ms(), out) end
     if offset == 0 then
       redis.call('HSETNX', key, 'cached', ARGV[i + 5])
+      if ARGV[i + 6] ~= '' then redis.call('HSETNX', key, 'cache_use', ARGV[i + 6]) end
       redis.call('HSETNX', key, 'first_ms', now_ms())
       redis.call('EXPIRE', tokens_key(id), 86400)
     end
@@ -53,7 +54,7 @@ for _ = 1, tonumber(ARGV[3]) do
     if not group then group = {}; groups[watchers] = group end
     group[#group + 1] = item
   end
-  i = i + 7
+  i = i + 8
 end
 for watchers, items in pairs(groups) do
   -- MessagePack array of up to 2^16 items.

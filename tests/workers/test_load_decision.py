@@ -1,0 +1,210 @@
+"""Load or recompute, prefetch, and the deadline of a load: real engines over a real cache daemon."""
+
+# ruff: noqa: S311 - random prompts, no secrets
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.protocol.cache_use import CacheUse, LoadReason
+from pipeline.protocol.request import Priority
+from pipeline.scheduling.transfer_cost import LoadPolicy
+from tiering.block_hash import BlockHasher
+from tiering.kvd.client import KvdClient
+from tiering.lease import BlockLease
+from workers.kv_mover import KvdMover
+from workers.models.digest import DigestRunner
+from workers.sequence import Sequence
+
+MakeSequence = Callable[..., Sequence]
+MakePrompt = Callable[[random.Random, int], list[int]]
+
+
+def warm(engine: Any, sequence: MakeSequence, prompt: list[int]) -> None:
+    """Have the tiers hold the prompt's blocks, and HBM nothing."""
+    engine.run(sequence("warm", list(prompt)))
+    engine.wait_at_rest()
+    engine.forget_cached()
+
+
+def test_a_request_tells_which_tier_gave_it_how_many_tokens(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(1), 100)
+    engine = engines.start(mover=kvd.mover())
+    cold = sequence("cold", list(prompt))
+    engine.run(cold)
+    engine.wait_at_rest()
+    hot = sequence("hot", list(prompt))
+    engine.run(hot)
+    engine.forget_cached()
+    warm_one = sequence("warm", list(prompt))
+    engine.run(warm_one)
+    engine.engine.stop(5)
+    kvd.end()
+    kvd.start()  # what DRAM had lies on the disk now
+    other = engines.start(mover=kvd.mover())
+    from_disk = sequence("disk", list(prompt))
+    other.run(from_disk)
+
+    assert cold.cache_use == CacheUse(load=LoadReason.ABSENT)
+    assert hot.cache_use == CacheUse(hbm_tokens=96)
+    assert warm_one.cache_use == CacheUse(dram_tokens=96, load=LoadReason.ALWAYS)
+    assert from_disk.cache_use == CacheUse(nvme_tokens=96, load=LoadReason.ALWAYS)
+    mover = other.engine.stats().mover
+    assert mover.num_promoted_bytes == 6 * 512
+    assert mover.promotion_s > 0
+
+
+class FarClient(KvdClient):
+    """A client whose every question takes longer than the digest engine takes for 16 tokens."""
+
+    pause = threading.Event()
+
+    def locate(self, keys: Any) -> tuple[int, int]:
+        self.pause.wait(0.3)
+        return super().locate(keys)
+
+
+def test_where_computing_is_faster_than_loading_it_is_computed_and_the_reason_is_told(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(2), 17)
+    expected = engines.reference(prompt)
+    mover = KvdMover(
+        lambda: FarClient(kvd.socket_path, 512, "far", timeout_s=5.0),
+        max_pending_blocks=8,
+        policy=LoadPolicy.COST,
+    )
+    engine = engines.start(mover=mover)
+    warm(engine, sequence, prompt)
+    reasons = []
+    for number in range(3):
+        again = sequence(f"r{number}", list(prompt))
+        assert engine.run(again) == [expected]
+        engine.wait_at_rest()
+        engine.forget_cached()
+        assert again.cache_use is not None
+        reasons.append(again.cache_use.load)
+        assert again.num_cached == (16 if reasons[-1] is LoadReason.UNMEASURED else 0)
+    assert reasons == [LoadReason.UNMEASURED, LoadReason.TOO_SHORT, LoadReason.TOO_SHORT]
+    assert engine.engine.stats().mover.load_reasons == {
+        "absent": 1,
+        "unmeasured": 1,
+        "too_short": 2,
+    }
+
+
+def test_where_computing_is_slow_the_blocks_are_loaded(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(3), 400)
+    engine = engines.start(
+        runner=DigestRunner(step_delay_ms=100),
+        mover=kvd.mover(policy=LoadPolicy.COST),
+        max_batch_tokens=64,
+    )
+    warm(engine, sequence, prompt)
+    for number in range(2):
+        again = sequence(f"r{number}", list(prompt), 1)
+        engine.run(again)
+        engine.wait_at_rest()
+        engine.forget_cached()
+    assert again.cache_use == CacheUse(dram_tokens=384, load=LoadReason.FASTER)
+
+
+class LateClient(KvdClient):
+    """A client whose third block takes longer than any deadline."""
+
+    pause = threading.Event()
+
+    def load(self, lease: BlockLease, index: int, into: Any) -> bool:
+        if index == 2:
+            self.pause.wait(2.2)
+        return super().load(lease, index, into)
+
+
+def test_a_late_load_keeps_what_has_come_and_the_rest_is_computed(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(4), 100)
+    expected = engines.reference(prompt)
+    warm(engines.start(mover=kvd.mover("first")), sequence, prompt)
+    mover = KvdMover(
+        lambda: LateClient(kvd.socket_path, 512, "late", timeout_s=5.0),
+        max_pending_blocks=8,
+        policy=LoadPolicy.ALWAYS,
+    )
+    engine = engines.start(mover=mover)
+    late = sequence("late", list(prompt))
+    assert engine.run(late) == [expected]
+    # The third block was under way at the deadline, and came whole.
+    assert late.cache_use == CacheUse(dram_tokens=48, load=LoadReason.LATE)
+    assert engine.engine.stats().num_prefill_tokens == 52
+    engine.wait_at_rest()
+
+
+def test_blocks_of_waiting_sequences_are_fetched_from_nvme_by_priority_and_not_for_the_cancelled(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    rng = random.Random(5)
+    asked = [prompts(rng, 100) for _ in range(8)]
+    first = engines.start(mover=kvd.mover("first"))
+    for number, prompt in enumerate(asked):
+        first.run(sequence(f"w{number}", list(prompt)))
+    first.engine.stop(5)
+    kvd.end()
+    kvd.start()
+    client = kvd.client("observer")
+    client.connect()
+    keys = [list(engines_keys(sequence, prompt)) for prompt in asked]
+    assert [client.locate(each) for each in keys] == [(0, 6)] * 8
+
+    engine = engines.start(
+        runner=DigestRunner(step_delay_ms=5), mover=kvd.mover(), max_batch_sequences=1
+    )
+    running = sequence("running", prompts(rng, 20), 400)
+    engine.engine.submit(running)
+    engine.sink.wait(lambda: bool(engine.sink.tokens.get(running)))
+    ranks = [Priority.LOW] * 4 + [Priority.HIGH] * 4
+    waiting = [
+        sequence(f"r{number}", list(prompt), priority=rank)
+        for number, (prompt, rank) in enumerate(zip(asked, ranks, strict=True))
+    ]
+    for each in reversed(waiting):
+        engine.engine.submit(each)
+    engine.wait_stats(lambda stats: stats.mover.num_prefetched_blocks >= 24)
+    assert running not in engine.sink.endings, "they still wait"
+    found = [client.locate(each)[1] for each in keys]
+    assert found == [6] * 8
+    client.close()
+    engine.sink.wait_ended(running, *waiting)
+    uses = [each.cache_use for each in waiting]
+    assert all(use is not None and use.dram_tokens + use.nvme_tokens == 96 for use in uses)
+    assert [use.dram_tokens for use in uses[4:] if use] == [96] * 4
+    assert engine.sink.tokens[waiting[0]] == engines.reference(asked[0])
+
+
+def engines_keys(sequence: MakeSequence, prompt: list[int]) -> list[bytes]:
+    return BlockHasher(sequence("keys", [65]).key_root).keys(prompt, 16)
+
+
+@pytest.mark.parametrize("num_loads", [3])
+def test_settings_can_forbid_loads(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt, num_loads: int
+) -> None:
+    prompt = prompts(random.Random(6), 100)
+    engine = engines.start(mover=kvd.mover(policy=LoadPolicy.NEVER))
+    warm(engine, sequence, prompt)
+    for number in range(num_loads):
+        again = sequence(f"r{number}", list(prompt))
+        engine.run(again)
+        engine.wait_at_rest()
+        engine.forget_cached()
+        assert again.cache_use == CacheUse(load=LoadReason.NEVER)
+    assert engine.engine.stats().mover.num_loaded_blocks == 0

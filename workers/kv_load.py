@@ -1,0 +1,129 @@
+"""One load: what the node's tiers have, whether it is worth its time, and the blocks' way into HBM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from pipeline.protocol.cache_use import LoadReason
+from pipeline.scheduling.transfer_cost import Run, TransferCost
+from tiering.kvd.client import KvdClient
+from tiering.lease import BlockLease
+from tiering.tier import Tier
+from workers.hbm_pool import HbmPool
+from workers.kv_jobs import LoadJob, PrefetchJob
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What a load took, in bytes and seconds: copies out of DRAM, and NVMe's part before them."""
+
+    num_bytes: int = 0
+    copy_s: float = 0.0
+    num_promoted_bytes: int = 0
+    promotion_s: float = 0.0
+    is_truncated: bool = False
+
+
+class BlockLoader:
+    """Serves load jobs, one at a time, on the mover's thread. Errors of the client are the caller's.
+
+    Every load has a deadline: one that is late keeps the verified head run that has come.
+    """
+
+    def __init__(self, pool: HbmPool, block_tokens: int, cost: TransferCost) -> None:
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._cost = cost
+
+    def load(self, client: KvdClient, job: LoadJob) -> LoadReport:
+        """Load what is worth it; the job tells how far it came and why."""
+        began_s = time.perf_counter()
+        wanted = job.keys if job.tail_key is None else [*job.keys, job.tail_key]
+        num_dram, num_all = client.locate(wanted)
+        choice = self._cost.choose(
+            self._run(num_dram, num_all), job.prefill_tokens_per_s, time.monotonic()
+        )
+        job.reason = choice.reason
+        keys = wanted[: choice.num_tokens // self._block_tokens]
+        report = LoadReport()
+        if keys:
+            self._bring(client, job, keys, began_s + choice.limit_s, report)
+            if len(keys) <= num_dram:
+                report.promotion_s = 0.0  # nothing was waited for
+            took_s = time.perf_counter() - began_s
+            fixed_s = took_s - report.copy_s - report.promotion_s
+            self._cost.count_copy(report.num_bytes, report.copy_s, fixed_s, time.monotonic())
+            self._cost.count_promotion(report.num_promoted_bytes, report.promotion_s)
+        if job.is_private:
+            client.discard(wanted)
+        elif job.num_tail_tokens and job.tail_key is not None:
+            client.discard([job.tail_key])
+        return report
+
+    def prefetch(self, client: KvdClient, job: PrefetchJob) -> int:
+        """Have what a waiting run wants brought up from NVMe; how many blocks. Waits for nothing."""
+        num_dram, num_all = client.locate(job.keys)
+        run = self._run(num_dram, num_all)
+        choice = self._cost.choose(run, job.prefill_tokens_per_s, time.monotonic())
+        if choice.num_tokens <= run.dram_tokens:
+            return 0
+        client.release(client.acquire(job.keys[num_dram:num_all], wait_s=0))
+        return num_all - num_dram
+
+    def _run(self, num_dram: int, num_all: int) -> Run:
+        return Run(num_dram * self._block_tokens, (num_all - num_dram) * self._block_tokens)
+
+    def _bring(
+        self,
+        client: KvdClient,
+        job: LoadJob,
+        keys: Sequence[bytes],
+        limit_s: float,
+        report: LoadReport,
+    ) -> None:
+        """Copy the head run of `keys` that is there by `limit_s` (on `perf_counter`)."""
+        asked_s = time.perf_counter()
+        lease = client.acquire(keys, wait_s=max(limit_s - asked_s, 0.0))
+        acquired_s = time.perf_counter()
+        num_promoted = sum(block.tier is Tier.NVME for block in lease.blocks)
+        report.num_promoted_bytes = num_promoted * self._pool.block_bytes
+        report.promotion_s = acquired_s - asked_s
+        try:
+            num_copied = self._copy(client, job, lease, limit_s, report)
+        finally:
+            self._pool.settle()
+            report.copy_s = time.perf_counter() - acquired_s
+            client.release(lease)
+        report.num_bytes = num_copied * self._pool.block_bytes
+        if num_copied < len(keys) and time.perf_counter() > limit_s:
+            job.reason = LoadReason.LATE
+
+    def _copy(
+        self,
+        client: KvdClient,
+        job: LoadJob,
+        lease: BlockLease,
+        limit_s: float,
+        report: LoadReport,
+    ) -> int:
+        for index, block in enumerate(lease.blocks):
+            if job.is_abandoned or time.perf_counter() > limit_s:
+                return index
+            block_id = job.block_ids[index]
+            if not client.load(lease, index, self._pool.begin_write(block_id)):
+                log.warning("kv_block_refused", tier=block.tier, num_before=index)
+                report.is_truncated = True
+                return index
+            self._pool.finish_write(block_id)
+            job.num_from_nvme += block.tier is Tier.NVME
+            if index < len(job.keys):
+                job.num_loaded += 1
+            else:
+                job.num_tail_tokens = block.num_tokens
+        return len(lease.blocks)
