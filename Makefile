@@ -1,6 +1,7 @@
 # make install   the virtual environment, once       make check      the whole gate of a change
 # make serve     everything on this machine          make test-slow  the real model, minutes
 # make test      all quick tests                     make clean      what the tools left behind
+# make chaos     every fault, and docs/reliability.md, minutes
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -43,7 +44,7 @@ test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
 chaos: install
-	$(BIN)/python -m tests.chaos.run
+	$(BIN)/python -m tests.chaos.run --report docs/reliability.md --json docs/reliability.json
 
 check: install
 	$(BIN)/ruff format --check .

@@ -41,6 +41,8 @@ class Reader:
     is_done: bool = False
     last_event_s: float = 0.0
     longest_gap_s: float = 0.0
+    fault_over_s: float | None = None
+    recovery_s: float = 0.0
 
     @property
     def text(self) -> str:
@@ -93,6 +95,8 @@ class Reader:
             self.error, self.is_done = str(event["error"]["code"]), True
             return
         now_s = time.monotonic()
+        if self.fault_over_s is not None:
+            self.recovery_s, self.fault_over_s = now_s - self.fault_over_s, None
         if self.last_event_s:
             self.longest_gap_s = max(self.longest_gap_s, now_s - self.last_event_s)
         self.last_event_s = now_s

@@ -1,143 +1,188 @@
 """The fault matrix: faults on a loaded pipeline, and what became of every request.
 
-Run: make chaos   (or: python -m tests.chaos.run [--only TEXT] [--rounds N] [--seed N] [--json FILE])
-Every stream has an undisturbed twin: lost, doubled and changed mean against that.
+Run: make chaos   (or: python -m tests.chaos.run [--only TEXT] [--report FILE] [--json FILE]
+                       python -m tests.chaos.run --long [--minutes N] [--seed N])
+Every stream and every line of the batch has an undisturbed twin: lost, doubled and changed mean
+against that.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
 import random
+import shlex
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from tests.chaos.faults import FAULTS, WORKERS, Fault
+from pipeline.cli.embedded_redis import free_port
+from tests.chaos.batch_load import BatchLoad, lines, upload
+from tests.chaos.causes import SECOND_GATEWAY, WORKERS, revive, start_flower
+from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.load import MAX_TOKENS, Reader, prompt, start_readers
+from tests.chaos.report import Outcome, show, show_head, write_json, write_table
 from tests.flow.rig import Rig
 from tests.flow.talk import client, text_of
 
 NUM_STREAMS = 12
-NUM_BATCH = 4
-END_LIMIT_S = 120.0
+NUM_JOBS = 4  # streams at batch priority
+NUM_LINES = 130
+END_LIMIT_S = 150.0
+READ_LIMIT_S = 5.0  # a gateway that is silent for so long is left for another one
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a fault did to the requests that it met."""
+@dataclass
+class Arena:
+    """A pipeline, the addresses of its gateways, and what everything says undisturbed."""
 
-    fault: str
-    requests: int
-    lost: int
-    doubled: int
-    changed: int
-    slowest_recovery_s: float
-    errors: str
-
-    @property
-    def is_good(self) -> bool:
-        return self.lost == self.doubled == self.changed == 0
+    rig: Rig
+    urls: Sequence[str]
+    texts: Sequence[str]
+    file_id: str
+    line_texts: Mapping[str, str]
 
 
-def judge(fault: Fault, readers: list[Reader], expected: list[str]) -> Outcome:
-    """Compare each stream with its twin."""
+def http_client() -> httpx.AsyncClient:
+    """No limit on connections, so that streams do not wait for each other."""
+    return httpx.AsyncClient(timeout=READ_LIMIT_S, limits=httpx.Limits(max_connections=None))
+
+
+def make_rig(folder: Path) -> Rig:
+    """Two of each worker, two gateways, cache daemon, Flower, a Redis with an append-only file."""
+    env = {"POINTSMAN_WORKER_STEP_DELAY_MS": "20", "POINTSMAN_WORKER_CANARY_IDLE_S": "30"}
+    rig = Rig(folder, workers=dict(WORKERS), env=env)
+    rig.start()
+    rig.start_gateway(SECOND_GATEWAY, free_port())
+    start_flower(rig)
+    return rig
+
+
+async def prepare(rig: Rig) -> Arena:
+    """Hear what each stream and each line says undisturbed."""
+    urls = tuple(f"http://127.0.0.1:{port}" for port in rig.gateway_ports.values())
+    async with client(rig) as http, asyncio.timeout(END_LIMIT_S):
+        numbers = range(NUM_STREAMS + NUM_JOBS)
+        texts = [await text_of(http, prompt(n), max_tokens=MAX_TOKENS) for n in numbers]
+    async with http_client() as http, asyncio.timeout(END_LIMIT_S):
+        file_id = await upload(http, urls, lines(NUM_LINES))
+        batch = BatchLoad(urls, file_id)
+        await batch.order(http)
+        await batch.read_to_the_end(http)
+    if len(batch.texts) != NUM_LINES:
+        raise RuntimeError(f"undisturbed, {len(batch.texts)} of {NUM_LINES} lines have a result")
+    return Arena(rig, urls, texts, file_id, batch.texts)
+
+
+def judge(arena: Arena, fault: Fault, readers: list[Reader], batch: BatchLoad) -> Outcome:
+    """Compare each stream and each line with its twin."""
     lost = [r for r in readers if not r.is_done or r.error is not None]
-    changed = [r for r in readers if r.is_done and r.error is None and r.text != expected[r.number]]
+    changed = [
+        r for r in readers if r.is_done and r.error is None and r.text != arena.texts[r.number]
+    ]
+    errors = {reader.error or "no end" for reader in lost}
+    num_lost_lines = batch.num_lost(arena.line_texts)
+    if num_lost_lines:
+        errors.add(f"{num_lost_lines} lines of the batch")
     return Outcome(
         fault=fault.name,
-        requests=len(readers),
-        lost=len(lost),
-        doubled=sum(reader.num_doubled + reader.num_holes for reader in readers),
-        changed=len(changed),
-        slowest_recovery_s=round(max(reader.longest_gap_s for reader in readers), 2),
-        errors=", ".join(sorted({reader.error or "no end" for reader in lost})),
+        requests=len(readers) + len(arena.line_texts),
+        lost=len(lost) + num_lost_lines,
+        doubled=sum(r.num_doubled + r.num_holes for r in readers) + batch.num_doubled(),
+        changed=len(changed) + batch.num_changed(arena.line_texts),
+        longest_pause_s=round(max(reader.longest_gap_s for reader in readers), 2),
+        recovery_s=round(max(reader.recovery_s for reader in readers), 2),
+        limit_s=fault.limit_s,
+        errors=", ".join(sorted(errors)),
     )
 
 
-async def expected_texts(rig: Rig) -> list[str]:
-    """What each stream says undisturbed."""
-    async with client(rig) as http:
-        numbers = range(NUM_STREAMS + NUM_BATCH)
-        return [await text_of(http, prompt(n), max_tokens=MAX_TOKENS) for n in numbers]
-
-
-async def meet(rig: Rig, fault: Fault, expected: list[str]) -> Outcome:
-    """Load, fault, end, verdict; the rig is whole again afterwards."""
-    urls = (rig.base_url, f"http://127.0.0.1:{rig.port + 1}")
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=15, limits=limits) as http:
-        readers, tasks = await start_readers(http, urls, NUM_STREAMS, NUM_BATCH)
-        await asyncio.to_thread(fault.cause, rig)
+async def meet(arena: Arena, fault: Fault) -> Outcome:
+    """Load, fault, end, verdict; the pipeline is whole again afterwards."""
+    async with http_client() as http:
+        batch = BatchLoad(arena.urls, arena.file_id)
+        await batch.order(http)
+        readers, tasks = await start_readers(http, arena.urls, NUM_STREAMS, NUM_JOBS)
+        tasks.append(asyncio.create_task(batch.read_to_the_end(http)))
+        await asyncio.to_thread(fault.cause, arena.rig)
+        over_s = time.monotonic()
+        for reader in readers:
+            reader.fault_over_s = over_s
         await asyncio.wait(tasks, timeout=END_LIMIT_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.to_thread(fault.mend, rig)
-    await asyncio.to_thread(rig.wait_ready)
-    await asyncio.to_thread(rig.wait_at_rest, 30.0)
-    return judge(fault, readers, expected)
+    await asyncio.to_thread(revive, arena.rig)
+    await asyncio.to_thread(arena.rig.wait_ready)
+    await asyncio.to_thread(arena.rig.wait_at_rest, 30.0)
+    return judge(arena, fault, readers, batch)
 
 
-def show(outcome: Outcome) -> None:
-    """One line of the table."""
-    mark = "ok  " if outcome.is_good else "FAIL"
-    sys.stdout.write(
-        f"{mark} {outcome.fault:<36} {outcome.requests:>4} {outcome.lost:>5} {outcome.doubled:>8}"
-        f" {outcome.changed:>8} {outcome.slowest_recovery_s:>9.2f} s  {outcome.errors}\n"
-    )
-    sys.stdout.flush()
-
-
-def make_rig(folder: Path) -> Rig:
-    """Two of each worker, two gateways, a cache daemon, a Redis with an append-only file."""
-    rig = Rig(folder, workers=dict(WORKERS), env={"POINTSMAN_WORKER_STEP_DELAY_MS": "20"})
-    rig.start()
-    rig.start_gateway("gateway-b", rig.port + 1)
-    return rig
-
-
-async def run(faults: list[Fault]) -> list[Outcome]:
+async def run(faults: Iterable[Fault]) -> list[Outcome]:
     """All faults in order on one pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         rig = await asyncio.to_thread(make_rig, Path(folder))
         try:
-            expected = await expected_texts(rig)
-            head = f"     {'fault':<36} {'reqs':>4} {'lost':>5} {'doubled':>8} {'changed':>8} {'recovery':>11}\n"
-            sys.stdout.write(head)
+            arena = await prepare(rig)
+            show_head()
             outcomes = []
             for fault in faults:
-                outcomes.append(await meet(rig, fault, expected))
+                outcomes.append(await meet(arena, fault))
                 show(outcomes[-1])
             return outcomes
         finally:
             rig.close()
 
 
-def main() -> int:
-    """0 if nothing was lost, doubled or changed."""
+def at_random(faults: Sequence[Fault], seed: int, minutes: float) -> Iterator[Fault]:
+    """Faults by lot until the time is over; the same seed draws the same ones."""
+    lot = random.Random(seed)  # noqa: S311 - to be replayed
+    until_s = time.monotonic() + 60 * minutes
+    for number in itertools.count(1):
+        if time.monotonic() > until_s:
+            return
+        fault = lot.choice(faults)
+        sys.stdout.write(f"{number}: {fault.name}\n")
+        yield fault
+
+
+def options() -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="faults whose name holds this text")
-    parser.add_argument("--rounds", type=int, default=0, help="so many random faults instead")
-    parser.add_argument("--seed", type=int, default=None, help="of the random faults")
+    parser.add_argument("--report", type=Path, default=None, help="page that gets the table")
     parser.add_argument("--json", type=Path, default=None, help="write the outcomes here")
-    options = parser.parse_args()
-    faults = [fault for fault in FAULTS if options.only in fault.name]
-    if options.rounds:
-        seed = int(time.time()) if options.seed is None else options.seed
-        sys.stdout.write(f"{options.rounds} random faults, --seed {seed}\n")
-        faults = random.Random(seed).choices(faults, k=options.rounds)  # noqa: S311
+    parser.add_argument("--long", action="store_true", help="random faults")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of random faults")
+    parser.add_argument("--seed", type=int, default=None, help="of the random faults")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """0 if nothing was lost, doubled, changed or late."""
+    chosen = options()
+    faults: Iterable[Fault] = [fault for fault in FAULTS if chosen.only in fault.name]
+    if chosen.long:
+        seed = int(time.time()) if chosen.seed is None else chosen.seed
+        sys.stdout.write(f"{chosen.minutes:g} minutes of random faults, --seed {seed}\n")
+        faults = at_random(list(faults), seed, chosen.minutes)
+    began_s = time.monotonic()
     outcomes = asyncio.run(run(faults))
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    if chosen.json is not None:
+        write_json(chosen.json, outcomes)
+    if chosen.report is not None:
+        command = shlex.join(["python", "-m", "tests.chaos.run", *sys.argv[1:]])
+        write_table(chosen.report, outcomes, command, time.monotonic() - began_s)
     bad = [outcome.fault for outcome in outcomes if not outcome.is_good]
     sys.stdout.write(
-        f"{len(outcomes)} faults, {len(bad)} with harm{': ' if bad else ''}{', '.join(bad)}\n"
+        f"{sum(outcome.requests for outcome in outcomes)} requests, {len(outcomes)} faults, "
+        f"{len(bad)} with harm{': ' if bad else ''}{', '.join(bad)}\n"
     )
     return 1 if bad else 0
 

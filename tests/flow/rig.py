@@ -54,6 +54,7 @@ class Rig:
     def __post_init__(self) -> None:
         self.redis_server = EmbeddedRedis(self.folder / "redis", persistent=self.persistent)
         self.port = free_port()
+        self.gateway_ports = {"gateway": self.port}
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.kvd_socket = self.folder / "kvd.sock"
         self._redis: redis.Redis | None = None
@@ -143,15 +144,16 @@ class Rig:
         )
 
     def start_gateway(self, name: str = "gateway", port: int | None = None) -> None:
-        """Start a gateway on the rig's port, or another."""
+        """Start a gateway: on this port, or where it was before, or on the rig's."""
+        port = self.gateway_ports[name] = port or self.gateway_ports.get(name, self.port)
         self.spawn(
             name,
             "-m",
             "gateway",
             POINTSMAN_GATEWAY_HOST="127.0.0.1",
-            POINTSMAN_GATEWAY_PORT=str(port or self.port),
+            POINTSMAN_GATEWAY_PORT=str(port),
         )
-        url = f"http://127.0.0.1:{port or self.port}/livez"
+        url = f"http://127.0.0.1:{port}/livez"
         wait_until(
             lambda: self._answers(name, url), START_LIMIT_S, f"{name}: {self.log(name)[-2000:]}"
         )
