@@ -20,6 +20,8 @@ _GAUGES = {
     "spills": "Of these, the ones stored in the tiers below",
     "kv_prefetched_blocks": "Blocks that NVMe was told to bring up for waiting sequences",
     "heartbeat_age_seconds": "Age of the last heartbeat",
+    "stuck": "1: its engine does not come back",
+    "unpaired": "1: a prefill worker whose blocks no decode node can read; nothing is sent to it",
 }
 
 
@@ -53,6 +55,7 @@ class WorkerMetrics:
         """Show this fleet and nothing else."""
         for gauge in self._gauges.values():
             gauge.clear()
+        unpaired = fleet.unpaired()
         for name, state in fleet.workers.items():
             values = {
                 "sequences_running": state.num_running,
@@ -67,6 +70,8 @@ class WorkerMetrics:
                 "spills": state.num_spills,
                 "kv_prefetched_blocks": state.num_prefetched_blocks,
                 "heartbeat_age_seconds": fleet.ages_s[name],
+                "stuck": int(state.is_stuck),
+                "unpaired": int(name in unpaired),
             }
             # Without the part that differs from start to start: series must not pile up.
             labels = (name.partition("#")[0], str(state.role))

@@ -131,6 +131,17 @@ class Fleet:
         """Workers whose engine does not come back."""
         return sorted(name for name, state in self.workers.items() if state.is_stuck)
 
+    def unpaired(self) -> list[str]:
+        """Usable prefill workers whose KV blocks no decode node can read: other weights or layout."""
+        readable = [
+            {state.namespace for state in states} for states in self.decode_nodes().values()
+        ]
+        return sorted(
+            state.worker
+            for state in self.usable()
+            if state.role is Role.PREFILL and {state.namespace} not in readable
+        )
+
     @property
     def ready(self) -> bool:
         """A request that comes now can be served to its end."""

@@ -10,12 +10,14 @@ def choose_entry(fleet: Fleet) -> str:
     """The first queue of a new or recovered request.
 
     Without a decode worker nobody could finish it: it waits unplaced, and no prefill is spent on it.
-    Without a prefill worker a decode node computes the prompt itself.
+    Without a prefill worker a decode node computes the prompt itself. So it does while some prefill
+    worker is not paired with a decode node: the queue is shared, and what that worker computed would
+    be of no use.
     """
     decode = choose_decode(fleet)
     if decode is None:
         return UNPLACED_QUEUE
-    return PREFILL_QUEUE if fleet.num_prefill else decode
+    return PREFILL_QUEUE if fleet.num_prefill and not fleet.unpaired() else decode
 
 
 def choose_decode(fleet: Fleet, namespace: str | None = None) -> str | None:

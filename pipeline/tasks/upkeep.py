@@ -49,6 +49,7 @@ class Upkeep:
     _last_contact_s: float = float("-inf")
     _trust_leases_from_s: float = 0.0
     _sent_again_ms: dict[str, int] = field(default_factory=dict)
+    _unpaired: list[str] = field(default_factory=list)
 
     def start(self) -> None:
         """Run in a thread until `close`."""
@@ -103,6 +104,7 @@ class Upkeep:
             for worker in fleet.workers:
                 if not self.overview.is_alive(worker):
                     self._take_from_lost(fleet, worker, now_ms)
+        self._tell_of_unpaired(fleet.unpaired() if fleet.ready else [])
         served = fleet.served_queues()
         for queue in self.overview.queues():
             if queue in served:
@@ -111,6 +113,15 @@ class Upkeep:
                 self._move_waiting(fleet, queue)
         self._end_overdue(served, now_ms)
         self.publisher.publish_all(self.ledger.release())
+
+    def _tell_of_unpaired(self, unpaired: list[str]) -> None:
+        if unpaired and unpaired != self._unpaired:
+            log.warning(
+                "prefill_workers_not_paired",
+                workers=unpaired,
+                remedy="no decode node has their model and block_tokens; decode nodes compute prompts",
+            )
+        self._unpaired = unpaired
 
     def _end_overdue(self, served: set[str], now_ms: int) -> None:
         for request_id, queue in self.overview.overdue(now_ms, BATCH):

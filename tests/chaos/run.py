@@ -56,7 +56,12 @@ def http_client() -> httpx.AsyncClient:
 
 def make_rig(folder: Path) -> Rig:
     """Two of each worker, two gateways, cache daemon, Flower, a Redis with an append-only file."""
-    env = {"POINTSMAN_WORKER_STEP_DELAY_MS": "20", "POINTSMAN_WORKER_CANARY_IDLE_S": "30"}
+    env = {
+        "POINTSMAN_WORKER_STEP_DELAY_MS": "20",
+        "POINTSMAN_WORKER_CANARY_IDLE_S": "30",
+        # Half a minute without workers, and the time that four of them take to start on a small machine.
+        "POINTSMAN_QUEUE_DEADLINE_S": "120",
+    }
     rig = Rig(folder, workers=dict(WORKERS), env=env)
     rig.start()
     rig.start_gateway(SECOND_GATEWAY, free_port())
@@ -69,7 +74,9 @@ async def prepare(rig: Rig) -> Arena:
     urls = tuple(f"http://127.0.0.1:{port}" for port in rig.gateway_ports.values())
     async with client(rig) as http, asyncio.timeout(END_LIMIT_S):
         numbers = range(NUM_STREAMS + NUM_JOBS)
-        texts = [await text_of(http, prompt(n), max_tokens=MAX_TOKENS) for n in numbers]
+        texts = await asyncio.gather(
+            *(text_of(http, prompt(n), max_tokens=MAX_TOKENS) for n in numbers)
+        )
     async with http_client() as http, asyncio.timeout(END_LIMIT_S):
         file_id = await upload(http, urls, lines(NUM_LINES))
         batch = BatchLoad(urls, file_id)

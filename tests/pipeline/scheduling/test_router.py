@@ -41,6 +41,39 @@ def test_without_a_decode_worker_a_request_waits_unplaced() -> None:
     assert choose_entry(fleet()) == "unplaced"
 
 
+def test_c133_a_prefill_worker_of_another_layout_gets_nothing() -> None:
+    old = state("d", Role.DECODE, namespace="block_tokens 32")
+    new = state("p", Role.PREFILL, namespace="block_tokens 16")
+    both = fleet(old, new)
+
+    assert both.unpaired() == ["p"]
+    assert choose_entry(both) == "decode.a", "its decode node computes prompts itself"
+    assert choose_entry(fleet(old, new, state("p2", Role.PREFILL, namespace=old.namespace))) == (
+        "decode.a"
+    ), "the queue is shared: who would take it is not known"
+
+
+def test_c133_a_prefill_worker_is_paired_by_any_node_of_its_layout() -> None:
+    nodes = (
+        state("d1", Role.DECODE, "a", namespace="old"),
+        state("d2", Role.DECODE, "b", namespace="new"),
+    )
+
+    paired = fleet(*nodes, state("p", Role.PREFILL, namespace="new"))
+    assert paired.unpaired() == []
+    assert choose_entry(paired) == "prefill"
+    assert choose_decode(paired, "new") == "decode.b"
+
+
+def test_c133_a_node_of_two_layouts_pairs_with_nobody() -> None:
+    mixed = (
+        state("d1", Role.DECODE, namespace="old"),
+        state("d2", Role.DECODE, namespace="new"),
+    )
+
+    assert fleet(*mixed, state("p", Role.PREFILL, namespace="new")).unpaired() == ["p"]
+
+
 def test_one_worker_of_both_roles_is_enough() -> None:
     assert choose_entry(fleet(state("b", Role.BOTH))) == "prefill"
 
