@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from gateway.openapi import openapi_document
 from gateway.services import Services
 from pipeline.errors import StoreUnavailable
 
@@ -28,6 +29,12 @@ def ops_routes(services: Services) -> APIRouter:
 
     for path in ("/livez", "/healthz", "/health"):
         router.add_api_route(path, alive, methods=_GET)
+
+    document = orjson.dumps(openapi_document())
+
+    @router.api_route("/openapi.json", methods=_GET)
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
 
     @router.api_route("/readyz", methods=_GET)
     async def ready() -> Response:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from pipeline.protocol.request import Priority
@@ -106,14 +106,37 @@ def _priority(value: object) -> Priority:
     raise PydanticCustomError("priority", "must be high, normal, low, batch or 0..3")
 
 
+def _one_or_many(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
+
+
+# What the checks above take, for the OpenAPI document.
+_ID_SCHEMA = {"type": "integer", "minimum": 0}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        *_one_or_many({"type": "string"})["anyOf"],
+        {"type": "array", "items": _ID_SCHEMA, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": _ID_SCHEMA, "minItems": 1}},
+    ]
+}
+_BIAS_SCHEMA = {
+    "type": "object",
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+}
+_PRIORITY_SCHEMA = {"enum": [*(step.name.lower() for step in _PRIORITIES), 0, 1, 2, 3]}
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 TokenIds = Annotated[list[int], BeforeValidator(_ids)]
-StopStrings = Annotated[tuple[str, ...], BeforeValidator(_stop)]
+StopStrings = Annotated[
+    tuple[str, ...], BeforeValidator(_stop), WithJsonSchema(_one_or_many({"type": "string"}))
+]
 BadWords = Annotated[tuple[str, ...], BeforeValidator(_bad_words)]
-Biases = Annotated[dict[int, float], BeforeValidator(_biases)]
-Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
-PriorityStep = Annotated[Priority, BeforeValidator(_priority)]
+Biases = Annotated[dict[int, float], BeforeValidator(_biases), WithJsonSchema(_BIAS_SCHEMA)]
+Prompts = Annotated[
+    list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)
+]
+PriorityStep = Annotated[Priority, BeforeValidator(_priority), WithJsonSchema(_PRIORITY_SCHEMA)]
 
 
 def refusal(param: str, message: str) -> PydanticCustomError:

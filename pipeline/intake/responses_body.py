@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from pipeline.intake.errors import InvalidField, RequestRefused, UnsupportedField
 from pipeline.intake.field_policy import IGNORED_BY_BOTH, FieldPolicy, check_metadata
@@ -98,11 +98,26 @@ class ResponseCard(BaseModel):
         return self.model_copy(update={"messages": None}).model_dump_json()
 
 
-class _OwnFields(BaseModel):
+_TEXT = {"type": "string"}
+_PART = {"type": "object", "properties": {"type": {"enum": list(_PART_TYPES)}, "text": _TEXT}}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(_ROLES)},
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
+    },
+}
+_INPUT = {"anyOf": [_TEXT, {"type": "array", "items": _MESSAGE, "minItems": 1}]}
+
+
+class ResponseShape(BaseModel):
+    """The body's own fields. `input` and `max_output_tokens` are checked with what they become."""
+
     model_config = Strict
 
+    input: Annotated[Any, WithJsonSchema(_INPUT)] = None
     instructions: str | None = None
-    max_output_tokens: Any = None
+    max_output_tokens: Annotated[Any, WithJsonSchema({"type": "integer", "minimum": 1})] = None
     background: bool = False
     store: bool = True
     previous_response_id: str | None = None
@@ -134,7 +149,7 @@ def parse_response(body: Mapping[str, Any]) -> ResponseOrder:
         InvalidField, UnsupportedField: see the field named.
     """
     fields, ignored = RESPONSE_FIELDS.screen(body)
-    own = validate(_OwnFields, {k: v for k, v in fields.items() if k in _OWN and k != "input"})
+    own = validate(ResponseShape, {k: v for k, v in fields.items() if k in _OWN})
     if "input" not in fields:
         raise InvalidField("input", "input is required.")
     if own.background and not own.store:
@@ -158,7 +173,7 @@ def parse_response(body: Mapping[str, Any]) -> ResponseOrder:
             temperature=_number_or(fields.get("temperature"), 1.0),
             top_p=_number_or(fields.get("top_p"), 1.0),
             text=text,
-            service_tier=fields.get("service_tier") and "default",
+            service_tier="default" if fields.get("service_tier") else None,
             messages=_messages(fields["input"]),
         ),
         is_stored=own.store,

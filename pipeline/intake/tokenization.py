@@ -28,14 +28,18 @@ _PROMPT_FIELDS = frozenset(
 _OWN_FIELDS = ("add_special_tokens", "return_token_strs")
 
 
-class _Options(BaseModel):
+class TokenizeShape(BaseModel):
+    """The fields of a body beside those that make the prompt."""
+
     model_config = Strict
 
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
 
-class _DetokenizeBody(BaseModel):
+class DetokenizeShape(BaseModel):
+    """The whole body of /detokenize."""
+
     model_config = Strict
 
     model: Annotated[str, Field(min_length=1)]
@@ -50,7 +54,7 @@ def tokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RequestRefused: any of its subclasses with status 400 or 404.
     """
-    options = validate(_Options, {k: body[k] for k in _OWN_FIELDS if body.get(k) is not None})
+    options = validate(TokenizeShape, {k: body[k] for k in _OWN_FIELDS if body.get(k) is not None})
     rest = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
     for name, value in rest.items():
         if name not in _PROMPT_FIELDS and value is not None:
@@ -78,7 +82,7 @@ def detokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
         InvalidField, UnsupportedField: see the field named.
         UnknownModel: not served here.
     """
-    parsed = validate(_DetokenizeBody, {k: v for k, v in body.items() if v is not None})
+    parsed = validate(DetokenizeShape, {k: v for k, v in body.items() if v is not None})
     intake.check_model(parsed.model)
     if any(token_id >= intake.vocabulary.vocab_size for token_id in parsed.tokens):
         raise InvalidField("tokens", "tokens has a token id outside the vocabulary.")
