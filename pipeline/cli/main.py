@@ -182,14 +182,25 @@ def kvd_command(
     dram: Annotated[str | None, typer.Option(help="Size of the memory tier.")] = None,
     nvme: Annotated[str | None, typer.Option(help="Size of the disk tier; 0: none.")] = None,
     nvme_path: Annotated[Path | None, typer.Option(help="The disk tier's file.")] = None,
+    peer_host: Annotated[
+        str | None, typer.Option(help="Where other nodes may pull blocks.", show_default="loopback")
+    ] = None,
+    peer_port: Annotated[
+        int | None, typer.Option(help="Its port; 0: any.", show_default="none", min=0, max=65535)
+    ] = None,
 ) -> None:
-    """Start this machine's cache daemon for KV blocks."""
+    """Start this machine's cache daemon for KV blocks.
+
+    Nodes that lend to each other share the secret in POINTSMAN_KVD_PEER_SECRET.
+    """
     try:
         settings = {
             "POINTSMAN_KVD_SOCKET": socket,
             "POINTSMAN_KVD_DRAM_BYTES": None if dram is None else parse_bytes(dram, "--dram"),
             "POINTSMAN_KVD_NVME_BYTES": None if nvme is None else parse_bytes(nvme, "--nvme"),
             "POINTSMAN_KVD_NVME_PATH": nvme_path,
+            "POINTSMAN_KVD_PEER_HOST": peer_host,
+            "POINTSMAN_KVD_PEER_PORT": peer_port,
         }
     except CommandRefused as error:
         raise _refusal(error) from error

@@ -23,7 +23,7 @@ from tiering.transports.tcp_transport import TcpTransport
 BLOCK_BYTES = 70_000
 WANTED = Compatibility(BLOCK_BYTES, "model.L2.T16")
 LIMIT_S = 20.0
-STALL_S = 0.5
+STALL_S = 3.0
 SECRET = b"between nodes"
 
 

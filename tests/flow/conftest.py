@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.flow.rig import Rig
+from workers.models.convert import convert, packaged_gguf
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +26,13 @@ def make_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     yield make
     for rig in rigs:
         rig.close()
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    """The packaged model, converted once."""
+    default = Path.home() / ".cache" / "pointsman-tests"
+    directory = Path(os.environ.get("POINTSMAN_TEST_DATA", default)) / "smollm2"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    convert(packaged_gguf(), directory, lambda *_: None)
+    return directory

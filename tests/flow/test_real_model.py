@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ import transformers
 
 from tests.flow.rig import Rig
 from tests.flow.talk import body, client, complete, events, text_of
-from workers.models.convert import convert, packaged_gguf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -27,15 +25,6 @@ TEXT = (
     "ship had struck it in spring, that nobody had found the time to mend it, and that sailors had "
     "begun to steer by the gap. In the dining car two engineers argued about bridges. "
 )
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    default = Path.home() / ".cache" / "pointsman-tests"
-    directory = Path(os.environ.get("POINTSMAN_TEST_DATA", default)) / "smollm2"
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    convert(packaged_gguf(), directory, lambda *_: None)
-    return directory
 
 
 @pytest.fixture(scope="module")

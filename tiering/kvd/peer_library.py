@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 PEERS = -1  # holder id of all loans to peers
 LOAN_TTL_S = 35.0  # longer than a connection of a peer may live
-_ANSWER_LIMIT_S = 1.0
+_ANSWER_LIMIT_S = 5.0
 _MAX_NAMESPACES = 16
 
 

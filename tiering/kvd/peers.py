@@ -29,7 +29,7 @@ _MAX_KNOWN = 1024
 _MAX_SHOWN = 64
 _FIRST_PAUSE_S = 0.5
 _LAST_PAUSE_S = 30.0
-_TAKE_LIMIT_S = 2.0
+_TAKE_LIMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class Peers:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="peer-pull")
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._pulls: dict[bytes, asyncio.Task[Pulled]] = {}
-        self._tasks: set[asyncio.Task[Pulled]] = set()
+        self._pulls: dict[bytes, _Pull] = {}
+        self._running: set[_Pull] = set()
 
     def stats(self) -> dict[str, PeerStats]:
         """What came from whom, for the peers asked last."""
@@ -104,16 +104,15 @@ class Peers:
         untried = [peer for peer in peers[:MAX_PEERS] if self._is_usable(peer)]
         while total.num_found < len(keys) and (left_s := deadline_s - time.monotonic()) > 0:
             theirs = self._pulls.get(keys[total.num_found])
-            if theirs is not None and not theirs.done():
-                await asyncio.wait({theirs}, timeout=left_s)
+            if theirs is not None and not theirs.task.done():
+                await asyncio.wait({theirs.task}, timeout=left_s)
                 total = replace(total, num_found=self._cache.find(keys))
                 continue
-            if not untried or len(self._tasks) >= _MAX_PULLS:
+            if not untried or len(self._running) >= _MAX_PULLS:
                 break
             mine = self._start(untried.pop(0), keys[total.num_found :], wanted, deadline_s)
-            done, _ = await asyncio.wait({mine}, timeout=left_s)
-            result = mine.result() if done else total
-            total = replace(result, num_found=self._cache.find(keys))
+            await asyncio.wait({mine.task}, timeout=left_s)
+            total = mine.result(self._cache.find(keys))
             if total.num_blocks:
                 break
         return total
@@ -142,41 +141,39 @@ class Peers:
 
     def _start(
         self, peer: str, keys: Sequence[bytes], wanted: Compatibility, deadline_s: float
-    ) -> asyncio.Task[Pulled]:
-        task = asyncio.ensure_future(self._pull_from(peer, keys, wanted, deadline_s))
-        mine = {key: task for key in keys if key not in self._pulls}
-        self._pulls |= mine
-        self._tasks.add(task)
+    ) -> _Pull:
+        room = _Room(self._cache.arrivals, self._loop, deadline_s)
+        task = asyncio.ensure_future(self._pull_from(peer, keys, wanted, room))
+        pull = _Pull(peer, room, task)
+        mine = [key for key in keys if key not in self._pulls]
+        self._pulls |= dict.fromkeys(mine, pull)
+        self._running.add(pull)
 
         def forget(_: object) -> None:
-            self._tasks.discard(task)
+            self._running.discard(pull)
             for key in mine:
                 del self._pulls[key]
 
         task.add_done_callback(forget)
-        return task
+        return pull
 
     async def _pull_from(
-        self, peer: str, keys: Sequence[bytes], wanted: Compatibility, deadline_s: float
-    ) -> Pulled:
+        self, peer: str, keys: Sequence[bytes], wanted: Compatibility, room: _Room
+    ) -> None:
         """Runs until the transport has let go of the slots, however long somebody waits for it."""
-        room = _Room(self._cache.arrivals, self._loop, deadline_s)
-        known = self._peer(peer)
-        began_s = time.monotonic()
         try:
             await self._loop.run_in_executor(
-                self._threads, self._transport.pull, peer, wanted, keys, room, deadline_s
+                self._threads, self._transport.pull, peer, wanted, keys, room, room.deadline_s
             )
             self._note_success(peer)
         except TieringError as error:
             self._note_failure(peer, error)
         finally:
             room.abort_rest()
-            took_s = time.monotonic() - began_s
+            known = self._peer(peer)
             known.num_pulls += 1
             known.num_blocks += room.num_published
-            known.moves.add(room.num_bytes, took_s)
-        return Pulled(0, room.num_published, room.num_bytes, took_s, peer)
+            known.moves.add(room.num_bytes, time.monotonic() - room.began_s)
 
     def _peer(self, peer: str) -> _Known:
         known = self._known.setdefault(peer, _Known())
@@ -209,6 +206,21 @@ class Peers:
             )
 
 
+@dataclass(slots=True, eq=False)
+class _Pull:
+    """One pull under way; its task ends when the transport touches the slots no more."""
+
+    peer: str
+    room: _Room
+    task: asyncio.Task[None]
+
+    def result(self, num_found: int) -> Pulled:
+        """What it has brought so far."""
+        room = self.room
+        took_s = time.monotonic() - room.began_s
+        return Pulled(num_found, room.num_published, room.num_bytes, took_s, self.peer)
+
+
 class _Room:
     """Slots for one pull; `take` and `publish` are called on its thread, all else on the loop."""
 
@@ -217,7 +229,8 @@ class _Room:
     ) -> None:
         self._arrivals = arrivals
         self._loop = loop
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
+        self.began_s = time.monotonic()
         self._offered: Sequence[OfferedBlock] = ()
         self._blocks: list[Block] = []
         self.num_published = 0
@@ -242,7 +255,7 @@ class _Room:
             self._arrivals.abort(block)
 
     async def _reserve(self) -> Sequence[ByteArray]:
-        self._blocks = await self._arrivals.reserve(self._offered, self._deadline_s)
+        self._blocks = await self._arrivals.reserve(self._offered, self.deadline_s)
         return [self._arrivals.view(block) for block in self._blocks]
 
     def _publish(self, index: int) -> None:

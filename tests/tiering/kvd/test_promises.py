@@ -32,8 +32,13 @@ def test_a_holder_that_leaves_in_the_middle_of_a_pull_leaves_its_slots_to_the_tr
     """The slots must not be given to anybody else while bytes of the peer still land in them."""
     ours, theirs = kvds
     num_blocks = 24
-    ours.start(dram_bytes=(num_blocks + 8) * BIG_BYTES, high_watermark=1.0, low_watermark=0.9)
-    theirs.start(dram_bytes=2 * num_blocks * BIG_BYTES, peer_port=0, peer_stall_s=5.0)
+    ours.start(
+        dram_bytes=(num_blocks + 8) * BIG_BYTES,
+        high_watermark=1.0,
+        low_watermark=0.9,
+        peer_stall_s=30,
+    )
+    theirs.start(dram_bytes=2 * num_blocks * BIG_BYTES, peer_port=0, peer_stall_s=30)
     source = theirs.client(block_bytes=BIG_BYTES)
     watcher = ours.client("watcher", block_bytes=BIG_BYTES)
     leaver = ours.client("leaver", block_bytes=BIG_BYTES)

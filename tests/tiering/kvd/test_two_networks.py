@@ -1,15 +1,9 @@
-"""Two daemons in network namespaces of their own, joined by a line of a known speed.
-
-The kernel shapes the line (`tc`): rate by tbf, and a delay of 2 ms by netem where this kernel has it.
-"""
+"""Two daemons in network namespaces of their own, joined by a line of a known speed."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.network_line import FAST_BITS, HERE, SLOW_BITS, THERE, Line, open_line
 from tiering.kvd.client import KvdClient
 from tiering.lease import PullResult
 from tiering.stores.block_store import payload_checksum
@@ -33,63 +28,15 @@ pytestmark = pytest.mark.slow
 BLOCK_BYTES = 16 * 23_040
 NUM_BLOCKS = 125
 PREFIX_BYTES = BLOCK_BYTES * NUM_BLOCKS
-FAST_BITS, SLOW_BITS = 1_000_000_000, 50_000_000
 LIMIT_S = 40.0
-HERE, THERE = "10.199.77.1", "10.199.77.2"
 SECRET = "of both ends of the line"  # noqa: S105 (of these tests alone)
 KEYS = [number.to_bytes(16, "big") for number in range(NUM_BLOCKS)]
 Eventually = Callable[[Callable[[], bool]], None]
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=False, capture_output=True, text=True)
-
-
-@dataclass
-class Line:
-    """Namespaces `near` and `far`; `shape` sets the speed of both ends."""
-
-    near: str
-    far: str
-
-    def shape(self, bits_per_s: int) -> None:
-        for space in (self.near, self.far):
-            inside = ("ip", "netns", "exec", space, "tc", "qdisc")
-            run(*inside, "del", "dev", "line", "root")
-            rate = ("rate", f"{bits_per_s}bit")
-            delayed = run(*inside, "add", "dev", "line", "root", "netem", "delay", "1ms", *rate)
-            if delayed.returncode:
-                burst = ("burst", "128kb", "latency", "200ms")
-                shaped = run(*inside, "add", "dev", "line", "root", "tbf", *rate, *burst)
-                if shaped.returncode:
-                    pytest.skip(f"this kernel shapes no traffic: {shaped.stderr.strip()}")
-
-    def cut(self) -> None:
-        """From now on all packets are lost, without a word to either end."""
-        assert run("ip", "-n", self.far, "link", "set", "line", "down").returncode == 0
-
-
 @pytest.fixture
 def line() -> Iterator[Line]:
-    if os.geteuid() or shutil.which("ip") is None or shutil.which("tc") is None:
-        pytest.skip("network namespaces need root, ip and tc")
-    made = Line(f"ptm-near-{os.getpid()}", f"ptm-far-{os.getpid()}")
-    with contextlib.ExitStack() as stack:
-        for space, address in ((made.near, HERE), (made.far, THERE)):
-            added = run("ip", "netns", "add", space)
-            if added.returncode:
-                pytest.skip(f"network namespaces are not permitted here: {added.stderr.strip()}")
-            stack.callback(run, "ip", "netns", "del", space)
-            if space == made.near:
-                continue
-            ends = ("type", "veth", "peer", "name", "line", "netns", made.far)
-            joined = run("ip", "-n", made.near, "link", "add", "line", *ends)
-            if joined.returncode:
-                pytest.skip(f"virtual lines are not permitted here: {joined.stderr.strip()}")
-            for end, its in ((made.near, HERE), (made.far, address)):
-                run("ip", "-n", end, "addr", "add", f"{its}/24", "dev", "line")
-                run("ip", "-n", end, "link", "set", "line", "up")
-                run("ip", "-n", end, "link", "set", "lo", "up")
+    with open_line() as made:
         yield made
 
 

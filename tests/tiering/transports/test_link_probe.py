@@ -15,12 +15,13 @@ from tiering.transports.tcp_server import TcpBlockServer
 from tiering.transports.tcp_transport import TcpTransport
 
 SECRET = b"between nodes"
+STALL_S = 10.0  # a thread may get no core for seconds on a busy machine
 SIZES = (4096, 65_536)
 
 
 @contextmanager
 def node(secret: bytes = SECRET) -> Iterator[str]:
-    server = TcpBlockServer("127.0.0.1", 0, secret, Shelf())
+    server = TcpBlockServer("127.0.0.1", 0, secret, Shelf(), STALL_S)
     port = server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -30,7 +31,7 @@ def node(secret: bytes = SECRET) -> Iterator[str]:
 
 def test_a_node_measures_the_way_from_another_to_itself() -> None:
     with node() as near, node() as far:
-        probe = ask_for_probe(TcpTransport(SECRET), near, far, SIZES, 0.3)
+        probe = ask_for_probe(TcpTransport(SECRET, STALL_S), near, far, SIZES, 0.3)
     assert probe.kind == "loopback"
     assert 0 < probe.round_trip_s < 1
     assert [sample.block_bytes for sample in probe.samples] == list(SIZES)
@@ -42,7 +43,7 @@ def test_a_node_that_cannot_reach_the_other_says_so() -> None:
     with node() as far:
         pass
     with node() as near, pytest.raises(PeerUnavailable, match=far):
-        ask_for_probe(TcpTransport(SECRET), near, far, SIZES, 0.3)
+        ask_for_probe(TcpTransport(SECRET, STALL_S), near, far, SIZES, 0.3)
 
 
 def test_nobody_measures_without_the_secret() -> None:
