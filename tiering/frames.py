@@ -64,6 +64,11 @@ class FrameBuffer:
     def __init__(self) -> None:
         self._pending = bytearray()
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing came that was not popped."""
+        return not self._pending
+
     def feed(self, data: bytes) -> None:
         """Append what came in."""
         self._pending += data

@@ -35,7 +35,8 @@ class HolderConnection(asyncio.Protocol):
     """One holder, or an operator.
 
     Most requests are answered inside `data_received`, without a task switch. While one waits for
-    disk, room or a peer, reading is paused, so that neither side can pile up.
+    disk, room or a peer, nothing more is read than shows that the process is still there: neither
+    side can pile up, and one that dies meanwhile is noticed.
     """
 
     def __init__(self, server: Server, holder_id: int) -> None:
@@ -112,7 +113,8 @@ class HolderConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._is_busy:
+        has_more = self._slow is not None and not self._frames.is_empty
+        if self._is_choked or has_more:
             transport.pause_reading()
         else:
             transport.resume_reading()
