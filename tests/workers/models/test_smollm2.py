@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import transformers
 from tokenizers import Tokenizer
 
 from workers.model import Float32Array
-from workers.models.bench import EngineBench
+from workers.models.bench import EngineBench, Lane
 from workers.models.convert import convert, packaged_gguf
 from workers.models.load import load_runner
 from workers.models.torch_runner import TorchRunner
 
-NUM_TOKENS = 64
+NUM_PROMPTS, NUM_TOKENS = 32, 64
+NUM_BLOCKS = 500
 PROMPT_TOKENS = (5, 13, 40, 64, 100, 211, 333, 500)
 TEXT = (
     "The lighthouse keeper wrote every evening in a thick brown book. He noted the wind, the height"
@@ -39,11 +41,12 @@ def smollm2(test_data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> list[list[int]]:
+    """Four prompts of each length, side by side."""
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
-    texts = [TEXT[start:] + TEXT * 6 for start in range(0, 320, 40)]
+    texts = [TEXT[start:] + TEXT * 6 for start in range(0, 10 * NUM_PROMPTS, 10)]
     return [
-        tokenizer.encode(text.lstrip()).ids[:count]
-        for text, count in zip(texts, PROMPT_TOKENS, strict=True)
+        tokenizer.encode(text.lstrip()).ids[: PROMPT_TOKENS[number // 4]]
+        for number, text in enumerate(texts)
     ]
 
 
@@ -51,52 +54,66 @@ def prompts(smollm2: Path) -> list[list[int]]:
 def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy continuations by Hugging Face's own modules and cache."""
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-    continuations = []
+    continuations: list[list[int]] = []
     with torch.inference_mode():
-        for prompt in prompts:
-            tokens, cache, given = [], None, prompt
+        for first in range(0, NUM_PROMPTS, 4):
+            given, cache, steps = torch.tensor(prompts[first : first + 4]), None, []
             for _ in range(NUM_TOKENS):
-                output = model(torch.tensor([given]), cache=cache, use_cache=True)
+                output = model(given, cache=cache, use_cache=True)
                 cache = output.cache
-                given = [int(output.logits[0, -1].argmax())]
-                tokens += given
-            continuations.append(tokens)
+                given = output.logits[:, -1:].argmax(dim=2)
+                steps.append(given)
+            continuations += torch.cat(steps, dim=1).tolist()
     return continuations
 
 
-@pytest.mark.parametrize("chunk_tokens", [1000, 48])
-def test_greedy_tokens_equal_those_of_hugging_face(
-    chunk_tokens: int, smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
-) -> None:
-    bench = EngineBench(load_runner("torch", smollm2), num_blocks=300)
+def generate_together(bench: EngineBench, lanes: list[Lane]) -> list[list[int]]:
+    """NUM_TOKENS greedy tokens of each lane, all in one batch."""
+    for _ in range(NUM_TOKENS):
+        logits = bench.step(lanes, [len(lane.tokens) - lane.num_computed for lane in lanes])
+        for lane, row in zip(lanes, logits, strict=True):
+            lane.tokens.append(int(row.argmax()))
+    return [lane.tokens[lane.num_prompt_tokens :] for lane in lanes]
 
-    generated = [
-        bench.generate(prompt, NUM_TOKENS, chunk_tokens).tokens[len(prompt) :] for prompt in prompts
-    ]
+
+def test_greedy_tokens_alone_equal_those_of_hugging_face(
+    smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    bench = EngineBench(load_runner("torch", smollm2), NUM_BLOCKS)
+
+    generated = [bench.generate(prompt, NUM_TOKENS).tokens[len(prompt) :] for prompt in prompts]
 
     assert generated == expected
+
+
+@pytest.mark.parametrize("chunk_tokens", [1000, 48])
+def test_a_batch_of_all_gives_the_same_tokens_however_its_prompts_are_cut(
+    chunk_tokens: int, smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    bench = EngineBench(load_runner("torch", smollm2), NUM_BLOCKS)
+    lanes = [bench.lane(prompt, NUM_TOKENS) for prompt in prompts]
+    for lane in lanes:
+        while lane.num_prompt_tokens - lane.num_computed > chunk_tokens:
+            bench.step([lane], [chunk_tokens])
+
+    assert generate_together(bench, lanes) == expected
 
 
 def test_a_batch_with_restored_prefixes_gives_the_same_tokens(
     smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     runner = load_runner("torch", smollm2)
-    source = EngineBench(runner, num_blocks=300)
+    source = EngineBench(runner, NUM_BLOCKS)
     computed = [source.lane(prompt) for prompt in prompts]
     source.step(computed, [len(prompt) for prompt in prompts])
-    bench = EngineBench(runner, num_blocks=300, seed=9)
+    bench = EngineBench(runner, NUM_BLOCKS, seed=9)
     lanes = [bench.lane(prompt, NUM_TOKENS) for prompt in prompts]
     for lane, from_lane in zip(lanes, computed, strict=True):
         num_blocks = (lane.num_prompt_tokens - 1) // 16
         bench.pool[lane.block_ids[:num_blocks]] = source.pool[from_lane.block_ids[:num_blocks]]
         lane.num_computed = num_blocks * 16
 
-    for _ in range(NUM_TOKENS):
-        logits = bench.step(lanes, [len(lane.tokens) - lane.num_computed for lane in lanes])
-        for lane, row in zip(lanes, logits, strict=True):
-            lane.tokens.append(int(row.argmax()))
-
-    assert [lane.tokens[lane.num_prompt_tokens :] for lane in lanes] == expected
+    assert generate_together(bench, lanes) == expected
 
 
 def test_it_knows_the_capital_of_france(smollm2: Path) -> None:
@@ -114,10 +131,14 @@ def test_it_knows_the_capital_of_france(smollm2: Path) -> None:
 def test_native_bfloat16_stays_near_float32_and_gives_the_same_bytes_in_any_batch(
     smollm2: Path, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    """Against a float32 run fed the same tokens: top token in at least 95 %, logits on average 0.1."""
+    """Against a float32 run fed the same tokens: top token in at least 95 %, logits on average 0.1.
+
+    docs/performance.md states the difference; this prints it (pytest -s).
+    """
     runner = load_runner("torch", smollm2, dtype="auto")
     if not (isinstance(runner, TorchRunner) and runner.operators.batch_invariant):
         pytest.skip("this machine has no native operators")
+    prompts, expected = prompts[::4], expected[::4]
     texts = [prompt + own for prompt, own in zip(prompts, expected, strict=True)]
     native = EngineBench(runner, num_blocks=300)
     alone = forced_logits(native, texts, prompts)
@@ -125,9 +146,15 @@ def test_native_bfloat16_stays_near_float32_and_gives_the_same_bytes_in_any_batc
         EngineBench(load_runner("torch", smollm2), num_blocks=300), texts, prompts
     )
 
-    agreement = (alone.argmax(axis=-1) == exact.argmax(axis=-1)).mean()
-    assert agreement >= 0.95
-    assert np.abs(alone - exact).mean() <= 0.1
+    same = alone.argmax(axis=-1) == exact.argmax(axis=-1)
+    error = np.abs(alone - exact)
+    firsts = [int(row.argmin()) if not row.all() else NUM_TOKENS for row in same]
+    sys.stdout.write(
+        f"bfloat16 against float32: top token the same in {100 * same.mean():.1f} %, logits off by "
+        f"{error.mean():.3f} on average, {error.max():.2f} at most; first other token after {firsts}\n"
+    )
+    assert same.mean() >= 0.95
+    assert error.mean() <= 0.1
     batched = forced_logits(EngineBench(runner, num_blocks=300, seed=5), texts, prompts, at_once=8)
     np.testing.assert_array_equal(batched, alone)
 
