@@ -379,7 +379,9 @@ def main() -> int:
     except StoreLossy as error:
         log.critical("store_refused", error=str(error))
         return 2
+    # Both are read by OpenMP when torch is loaded, which happens with the model. Threads that wait
+    # by spinning take the cores from whoever has work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if settings.threads is not None:
-        # Read by OpenMP when torch is loaded, which happens with the model.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     return Worker(shared, settings).run()

@@ -25,6 +25,7 @@ from pipeline.cli.serve import require_free_port
 NEEDED_MEMORY_BYTES = 2 * 2**30
 REQUIRED_PYTHON = (3, 11)
 DIRECT_IO_BYTES = 4096
+WORKER_COMMAND = "-m workers"
 
 
 class State(StrEnum):
@@ -89,14 +90,36 @@ def _torch() -> Finding:
 
 
 def _threads() -> Finding:
+    """Idle OpenMP threads spin: with more of them than cores a step takes many times as long."""
     num_cores = len(os.sched_getaffinity(0))
     names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS")
     given = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     seen = ", ".join([f"{num_cores} cores", *given])
+    running = worker_threads(num_cores)
+    if sum(running) > num_cores:
+        remedy = (
+            f"{len(running)} workers run {sum(running)} threads on {num_cores} cores and wait for "
+            "each other: start them with --threads, cores over workers"
+        )
+        return Finding("threads", State.BETTER, seen, remedy)
     if "OMP_NUM_THREADS" in os.environ:
         remedy = "`pointsman serve` shares the cores out itself; unset it"
         return Finding("threads", State.BETTER, seen, remedy)
     return Finding("threads", State.OK, seen)
+
+
+def worker_threads(num_cores: int) -> list[int]:
+    """Threads that each worker running on this machine computes with, as far as we may look."""
+    counts = []
+    for process in psutil.process_iter():
+        try:
+            if WORKER_COMMAND not in " ".join(process.cmdline()):
+                continue
+            given = process.environ().get("OMP_NUM_THREADS", "")
+        except psutil.Error:
+            continue  # ended meanwhile, or another user's
+        counts.append(int(given) if given.isdecimal() else num_cores)
+    return counts
 
 
 def _compiler() -> Finding:

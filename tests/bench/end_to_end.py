@@ -1,6 +1,6 @@
 """What the whole pipeline leaves of the engine's throughput: gateway to client, over the engine alone.
 
-`python tests/bench/pipeline.py [--streams 32] [--tokens 64] [--rounds 3] [--threads N] [--json]`.
+`python tests/bench/end_to_end.py [--streams 32] [--tokens 64] [--rounds 3] [--threads N] [--json]`.
 One worker for both roles serves streams through gateway, ledger and queue; between its rounds the
 same engine with the same settings computes as many sequences in this process. Prompts are random
 ids that no cache knows. The last line is JSON; its "ratio" is the median over rounds.
