@@ -265,6 +265,8 @@ class KvdMover:
 
     def _connected_client(self) -> KvdClient | None:
         """A connected client; None while the daemon is away and the back-off runs."""
+        if self._client is not None and self._client.has_hung_up:
+            self._disconnect()  # by a restart, mostly: the new one answers at once
         if self._client is not None:
             return self._client
         if time.monotonic() < self._retry_at_s:

@@ -140,6 +140,21 @@ def test_the_mover_comes_back_to_a_kvd_that_was_restarted(
     assert engine.engine.stats().mover.is_connected
 
 
+def test_the_first_load_after_a_restart_of_kvd_finds_what_its_disk_has(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(18), 100)
+    engine = engines.start(mover=kvd.mover(), prefix_cache=False)
+    (expected,) = engine.run(sequence("first", list(prompt)))
+    engine.wait_at_rest()
+    kvd.end()
+    kvd.start()
+    again = sequence("again", list(prompt))
+    assert engine.run(again) == [expected]
+    assert again.num_cached == 96
+    assert engine.engine.stats().mover.num_unavailable == 0
+
+
 @pytest.mark.parametrize("hurt", [0, 2, 5])
 def test_a_block_with_wrong_bytes_cuts_the_run_there(
     engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt, hurt: int

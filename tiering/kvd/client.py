@@ -58,6 +58,11 @@ class KvdClient:
         self._loaded_bytes, self._load_s, self._store_s = 0, 0.0, 0.0  # not yet reported
 
     @property
+    def has_hung_up(self) -> bool:
+        """The daemon ended this connection; `connect` again."""
+        return self._connection.has_hung_up
+
+    @property
     def is_connected(self) -> bool:
         """`connect` succeeded and nothing failed since."""
         return self._connection.is_open

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,15 @@ class KvdConnection:
     def is_open(self) -> bool:
         """The greeting was accepted and nothing failed since."""
         return self._socket is not None
+
+    @property
+    def has_hung_up(self) -> bool:
+        """The daemon ended this connection: between a reply and the next request nothing else arrives."""
+        if self._socket is None:
+            return False
+        ear = select.poll()
+        ear.register(self._socket, select.POLLIN)
+        return bool(ear.poll(0))
 
     def open(self, holder: str, block_bytes: int, namespace: str = "") -> Welcome:
         """Connect and greet; `block_bytes` 0 greets as an operator, who gets no slab.
