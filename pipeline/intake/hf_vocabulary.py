@@ -112,7 +112,9 @@ class HfVocabulary:
     def encode(self, text: str, *, special: bool) -> list[int]:
         """See `Vocabulary`."""
         tokenizer = self._seeing if special else self._plain
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: `encode` would keep all other threads waiting, seconds for a huge text.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

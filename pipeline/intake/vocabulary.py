@@ -12,6 +12,7 @@ from pipeline.intake.hf_vocabulary import HfVocabulary
 from pipeline.script_book import BASE_VOCAB_SIZE, BOS_ID, EOS_ID, SPECIAL_PIECES, ScriptBook
 
 DIGEST_CONTEXT_TOKENS = 512
+_PIECE_BYTES = 1 << 16
 
 
 class Vocabulary(Protocol):
@@ -95,12 +96,16 @@ class ByteVocabulary:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """See `Vocabulary`: one id per byte, pieces are never used for prompts."""
-        if not special:
-            return list(text.encode())
         ids: list[int] = []
-        for part in self._special_pattern.split(text):
+        for part in self._special_pattern.split(text) if special else (text,):
             token_id = self._ids_of_special.get(part)
-            ids.extend(part.encode() if token_id is None else (token_id,))
+            if special and token_id is not None:
+                ids.append(token_id)
+                continue
+            data = part.encode()
+            # In pieces, between which other threads come to run.
+            for start in range(0, len(data), _PIECE_BYTES):
+                ids += data[start : start + _PIECE_BYTES]
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

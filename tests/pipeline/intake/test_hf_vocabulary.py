@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +143,26 @@ def test_a_model_directory_states_context_and_ends(tmp_path: Path) -> None:
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFilesUnusable, match=r"tokenizer\.json"):
         load_vocabulary("torch", tmp_path)
+
+
+def test_c090_other_threads_run_while_a_huge_text_is_encoded() -> None:
+    vocabulary = HfVocabulary(byte_level().to_str(), FACTS)
+    text = "Once upon a time there was a café. " * 90_000
+    ticks_s: list[float] = []
+    is_over = threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(0.002):
+            ticks_s.append(time.monotonic())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began_s = time.monotonic()
+    num_ids = len(vocabulary.encode(text, special=False))
+    ended_s = time.monotonic()
+    is_over.set()
+    ticking.join()
+
+    assert num_ids > 90_000
+    longest_s = max(b - a for a, b in pairwise([began_s, *ticks_s, ended_s]))
+    assert longest_s < (ended_s - began_s) / 2
