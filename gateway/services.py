@@ -19,6 +19,7 @@ from gateway.rate_limits import RATE_HEADERS, RateLimiter, RateStanding
 from gateway.settings import GatewaySettings
 from pipeline.client import PipelineClient
 from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
+from pipeline.intake.errors import UnsupportedField
 from pipeline.intake.json_body import parse_json_object
 
 _Built = TypeVar("_Built")
@@ -82,8 +83,11 @@ class Services:
         """Take a generation's tokens, all that it may come to, from what its key has left.
 
         Raises:
+            UnsupportedField: a field was passed over where that is not allowed.
             RateLimited, QuotaTooSmall, StoreUnavailable: see `RateLimiter.spend_tokens`.
         """
+        if generation.ignored and self.settings.strict_fields:
+            raise UnsupportedField(generation.ignored[0])
         key = self.keys.find(request.headers.get("authorization"))
         num_tokens = sum(
             len(asked.prompt_tokens) + asked.sampling.max_tokens for asked in generation.requests

@@ -29,6 +29,9 @@ class GatewaySettings(BaseSettings):
     cancel_on_disconnect: bool = Field(default=True, description="on the OpenAI routes")
     encode_threads: int = Field(default=2, ge=1, le=64, description="for templates and tokenizers")
     write_timeout_s: float = Field(default=60.0, gt=0, description="a client that takes no byte")
+    strict_fields: bool = Field(
+        default=False, description="fields that would be passed over are refused"
+    )
     webhook_private: bool = Field(
         default=False, description="webhooks may go to private addresses, and by plain http"
     )

@@ -46,6 +46,7 @@ class WebhookSender:
         self._metrics = metrics
         self._allows_private = allows_private
         self._task: asyncio.Task[None] | None = None
+        self._http: httpx.AsyncClient | None = None
 
     def start(self) -> None:
         """Begin to look for webhooks."""
@@ -57,23 +58,30 @@ class WebhookSender:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        if self._http is not None:
+            await self._http.aclose()
 
     async def _run(self) -> None:
-        # No proxy and no redirect: what was checked is where it goes.
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http:
-            while True:
-                try:
-                    due = await self._queue.take(MAX_AT_ONCE, LEASE_MS)
-                    await asyncio.gather(*(self._send(http, webhook) for webhook in due))
-                except StoreUnavailable:
-                    due = []
-                if not due:
-                    await asyncio.sleep(POLL_S)
+        while True:
+            due: list[DueWebhook] = []
+            with contextlib.suppress(StoreUnavailable):
+                due = await self._queue.take(MAX_AT_ONCE, LEASE_MS)
+                await asyncio.gather(*(self._send(webhook) for webhook in due))
+            if not due:
+                await asyncio.sleep(POLL_S)
 
-    async def _send(self, http: httpx.AsyncClient, due: DueWebhook) -> None:
+    async def _client(self) -> httpx.AsyncClient:
+        """Made when first needed, off the event loop: reading the certificates takes a while."""
+        if self._http is None:
+            context = await asyncio.to_thread(httpx.create_ssl_context, trust_env=False)
+            # No proxy and no redirect: what was checked is where it goes.
+            self._http = httpx.AsyncClient(verify=context, timeout=TIMEOUT_S, trust_env=False)
+        return self._http
+
+    async def _send(self, due: DueWebhook) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                cause, is_final = await self._post(http, due)
+                cause, is_final = await self._post(await self._client(), due)
         except (httpx.HTTPError, OSError, TimeoutError) as error:
             cause, is_final = type(error).__name__, False
         if cause is None:

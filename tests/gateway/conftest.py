@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,9 +20,9 @@ NOBODY = "redis://127.0.0.1:1/0"
 KEYS = (("t1", "sk-one"), ("t2", "sk-two"))
 
 
-def made_app(tmp_path: Path, keys_file: Path | None = None) -> Iterator[FastAPI]:
+def made_app(tmp_path: Path, **options: Any) -> Iterator[FastAPI]:
     app = create_app(
-        GatewaySettings(max_body_bytes=MAX_BODY_BYTES, drain_s=0.0, keys_file=keys_file),
+        GatewaySettings(max_body_bytes=MAX_BODY_BYTES, drain_s=0.0, **options),
         PipelineSettings(
             engine="digest", model_name="org/m:v1", redis_url=NOBODY, data_dir=tmp_path
         ),
@@ -41,7 +42,12 @@ def keyed_app(tmp_path: Path) -> Iterator[FastAPI]:
     lines += [f"{tenant} {hashlib.sha256(key.encode()).hexdigest()}" for tenant, key in KEYS]
     path = tmp_path / "keys"
     path.write_text("\n".join(lines))
-    yield from made_app(tmp_path, path)
+    yield from made_app(tmp_path, keys_file=path)
+
+
+@pytest.fixture
+def strict_app(tmp_path: Path) -> Iterator[FastAPI]:
+    yield from made_app(tmp_path, strict_fields=True)
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
@@ -57,4 +63,10 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def keyed_http(keyed_app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(keyed_app) as client:
+        yield client
+
+
+@pytest.fixture
+async def strict_http(strict_app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(strict_app) as client:
         yield client

@@ -248,6 +248,26 @@ async def test_fields_that_are_passed_over_are_counted(http: httpx.AsyncClient) 
     assert 'pointsman_gateway_ignored_fields_total{field="verbosity"} 1.0' in text
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, GOOD),
+        ("/v1/completions", {"model": MODEL, "prompt": "x"}),
+        ("/v1/jobs", {"model": MODEL, "prompt": "x"}),
+        ("/v1/responses", {"model": MODEL, "input": "x"}),
+    ],
+)
+async def test_a_strict_gateway_refuses_what_another_passes_over(
+    http: httpx.AsyncClient, strict_http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = await strict_http.post(path, json=body | {"user": "u"})
+    error = assert_refused(answer, 400, "unsupported_parameter")
+    assert error["param"] == "user"
+    # The others get as far as Redis, which is not there.
+    assert_refused(await strict_http.post(path, json=body), 503, "store_unavailable")
+    assert_refused(await http.post(path, json=body | {"user": "u"}), 503, "store_unavailable")
+
+
 async def test_a_draining_gateway_takes_no_new_work_but_lives(
     app: FastAPI, http: httpx.AsyncClient
 ) -> None:
