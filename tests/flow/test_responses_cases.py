@@ -50,7 +50,7 @@ def ended(sdk: openai.OpenAI, response_id: str) -> Response:
         response = sdk.responses.retrieve(response_id)
         return None if response.status in ("queued", "in_progress") else response
 
-    response: Response = wait_until(found, 20)
+    response: Response = wait_until(found, 60)
     return response
 
 
@@ -123,7 +123,7 @@ def test_background_work_is_cancelled_by_its_id(sdk: openai.OpenAI, rig: Rig) ->
     response = sdk.responses.create(model="m", input="[[endless]]", background=True)
     sdk.responses.cancel(response.id)
     assert ended(sdk, response.id).status == "cancelled"
-    rig.wait_at_rest()
+    rig.wait_at_rest(30)
     foreground = sdk.responses.create(model="m", input="x")
     with pytest.raises(openai.BadRequestError):
         sdk.responses.cancel(foreground.id)
@@ -162,7 +162,7 @@ async def test_a_foreground_stream_that_is_left_ends_at_the_workers(rig: Rig) ->
             if number == 6:
                 break
         await stream.close()
-    await asyncio.to_thread(rig.wait_at_rest, 5)
+    await asyncio.to_thread(rig.wait_at_rest, 30)
 
 
 def test_a_conversation_is_continued_without_its_instructions(sdk: openai.OpenAI, rig: Rig) -> None:
