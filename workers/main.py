@@ -34,16 +34,16 @@ from pipeline.tasks.app import make_app, transport_options
 from pipeline.tasks.publisher import Publisher, PublisherThread
 from pipeline.tasks.upkeep import Upkeep
 from tiering.block_hash import namespace_root
-from tiering.kvd.client import KvdClient
-from tiering.kvd.operator import KvdOperator
 from workers.canary import Canary
 from workers.engine_pool import EnginePool, install_safe_qos
 from workers.engine_stats import tier_loads
 from workers.heartbeat import ControlListener, Heartbeat
-from workers.kv_mover import KvdMover, KvMover, NoCache
+from workers.kv_mover import KvMover, NoCache
 from workers.model import ModelRunner, ModelSpec
 from workers.models.load import load_runner
+from workers.node_daemon import NodeDaemon
 from workers.node_reporter import NodeReporter
+from workers.peer_book import PeerBook
 from workers.request_desk import RequestDesk
 from workers.sequence import Sequence
 from workers.settings import WorkerSettings
@@ -53,8 +53,6 @@ from workers.token_sink import TokenSink
 
 log = structlog.get_logger(__name__)
 
-# A cache daemon that is frozen must not hold a prompt for longer than computing it would.
-KVD_TIMEOUT_S = 1.0
 # Prompts worth this many full steps may be on their way to a worker; the rest waits in fair order.
 AHEAD_STEPS = 4
 # An engine that is stuck for so many limits will not come back; its requests shall go on elsewhere.
@@ -111,6 +109,8 @@ class Worker:
         self._grammars = GrammarBook(self._vocabulary)
         self._engine_settings = settings.engine_settings(self._runner.spec.layout)
         self._namespace = _key_root(self._runner.spec, "").hex()
+        self._daemon = self._find_daemon()
+        peers = PeerBook(shared.node, self._namespace, LedgerOverview(connect(shared.redis_url)))
         self._desk = RequestDesk(
             self.worker_id,
             self._queues,
@@ -118,6 +118,7 @@ class Worker:
             ledger=self._new_ledger(),
             key_root_for=partial(_key_root, self._runner.spec),
             grammar_for=self._start_grammar,
+            peers_for=peers.peers_for,
         )
         self._sink = self._make_sink()
         self._engine = self._make_engine(self._runner)
@@ -175,13 +176,10 @@ class Worker:
         )
 
     def _make_reporter(self) -> NodeReporter | None:
-        """None where the worker has no cache daemon."""
-        socket_path = self._settings.kvd_socket
-        if not self._settings.kvd or socket_path is None:
+        if self._daemon is None:
             return None
-        operator = KvdOperator(socket_path, self.worker_id, timeout_s=KVD_TIMEOUT_S)
         board = NodeBoard(connect(self._shared.redis_url))
-        return NodeReporter(self._shared.node, operator, board)
+        return self._daemon.reporter(self._shared.node, board)
 
     def _new_ledger(self) -> WorkerLedger:
         return self._ledger_on(connect(self._shared.redis_url))
@@ -203,23 +201,18 @@ class Worker:
 
         return Engine(runner, self._engine_settings, self._make_mover(), self._sink, stop_matcher)
 
-    def _make_mover(self) -> KvMover:
+    def _find_daemon(self) -> NodeDaemon | None:
+        """None where the worker has no cache daemon."""
         socket_path = self._settings.kvd_socket
         if not self._settings.kvd or socket_path is None:
+            return None
+        return NodeDaemon(socket_path, self.worker_id, self._runner.spec.layout, self._namespace)
+
+    def _make_mover(self) -> KvMover:
+        if self._daemon is None:
             return NoCache()
-        layout = self._runner.spec.layout
-        namespace = f"{layout.describe()}.{self._namespace[:16]}"
-        return KvdMover(
-            lambda: KvdClient(
-                socket_path,
-                layout.block_bytes,
-                self.worker_id,
-                timeout_s=KVD_TIMEOUT_S,
-                namespace=namespace,
-            ),
-            max_pending_blocks=max(32, self._engine_settings.num_blocks // 4),
-            policy=self._settings.loads,
-        )
+        max_pending_blocks = max(32, self._engine_settings.num_blocks // 4)
+        return self._daemon.mover(max_pending_blocks, self._settings.loads)
 
     def _check_engine(self) -> None:
         self._canary.look(time.monotonic())
@@ -241,6 +234,7 @@ class Worker:
             is_stuck=self._canary.is_stuck,
             num_running=stats.running + stats.loading + stats.storing,
             num_waiting=stats.waiting,
+            peer_address=self._reporter.peer_address if self._reporter is not None else "",
             num_blocks=stats.total_blocks,
             num_used_blocks=stats.used_blocks,
             num_cached_blocks=stats.cached_blocks,

@@ -31,6 +31,12 @@ class NodeReporter:
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _is_connected: bool = False
+    _peer_address: str = ""
+
+    @property
+    def peer_address(self) -> str:
+        """Where other nodes may pull this node's blocks from, as kvd said last; empty: nowhere."""
+        return self._peer_address
 
     def start(self) -> None:
         """Report now and then until `close`."""
@@ -49,10 +55,12 @@ class NodeReporter:
             if not self._is_connected:
                 self.operator.connect()
                 self._is_connected = True
-            return NodeReport(node=self.node, kvd=self.operator.stats())
+            report = NodeReport(node=self.node, kvd=self.operator.stats())
         except KvdUnavailable:
             self._is_connected = False
-            return NodeReport(node=self.node)
+            report = NodeReport(node=self.node)
+        self._peer_address = report.peer_address
+        return report
 
     def _run(self) -> None:
         was_away = False

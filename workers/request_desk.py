@@ -48,6 +48,7 @@ class RequestDesk:
 
     `key_root_for` gives the root of block keys for a tenant's salt and a request's own. `hands_over` is true on prefill workers.
     `grammar_for` brings a request's grammar to where its logged tokens have led; it may take a while.
+    `peers_for` says where the blocks of a request may lie that a worker of that name had before.
     """
 
     worker: str
@@ -58,6 +59,7 @@ class RequestDesk:
     grammar_for: Callable[[ClaimedRequest], TokenGrammar | None]
     engine: Engine = field(init=False)
     sink: TokenSink = field(init=False)
+    peers_for: Callable[[str], tuple[str, ...]] = lambda _: ()
     _tickets: dict[str, Ticket] = field(default_factory=dict)
     _attempts: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -198,6 +200,7 @@ class RequestDesk:
             priority=claim.priority,
             tenant=claim.tenant,
             owner=owner_tag(claim.tenant_salt.encode()),
+            peers=self.peers_for(claim.came_from),
             num_logged=len(claim.logged),
             hands_over=self.hands_over,
             tail_key=(

@@ -47,6 +47,7 @@ class Sequence:
     priority: Priority = Priority.NORMAL
     tenant: str = "default"
     owner: bytes = b""  # whom the tiers count its blocks for, see `owner_tag`
+    peers: tuple[str, ...] = ()  # where other nodes may have its blocks, see `PeerBook`
     num_logged: int = 0
     hands_over: bool = False
     tail_key: bytes | None = None

@@ -47,7 +47,7 @@ class ClaimedRequest:
     """A request that this worker owns from now on, at this attempt.
 
     `logged` are the output tokens that earlier owners produced; `remaining_s` is what is left of the
-    total deadline.
+    total deadline. `came_from` is the worker that had it before, empty for none: its node has KV blocks.
     """
 
     request_id: str
@@ -60,6 +60,7 @@ class ClaimedRequest:
     tenant_salt: str
     remaining_s: float
     tail: TailHint | None
+    came_from: str = ""
 
 
 def decode_claim(request_id: str, reply: Sequence[bytes | int]) -> ClaimedRequest | ClaimRefusal:
@@ -67,7 +68,8 @@ def decode_claim(request_id: str, reply: Sequence[bytes | int]) -> ClaimedReques
     status = _text(reply[0])
     if status != "run":
         return ClaimRefusal(status)
-    _, attempt, prompt, log, remaining_ms, sampling_json, priority, tenant, salt, _, tail = reply
+    _, attempt, prompt, log, remaining_ms, sampling_json, priority, tenant, salt, *last = reply
+    _, tail, came_from = last
     sampling = SamplingParams.model_validate_json(_raw(sampling_json))
     return ClaimedRequest(
         request_id=request_id,
@@ -80,6 +82,7 @@ def decode_claim(request_id: str, reply: Sequence[bytes | int]) -> ClaimedReques
         tenant_salt=_text(salt),
         remaining_s=int(remaining_ms) / 1000,
         tail=TailHint.decode(_text(tail)),
+        came_from=_text(came_from),
     )
 
 

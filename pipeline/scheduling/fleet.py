@@ -63,6 +63,7 @@ class WorkerState(BaseModel):
     tier_loads: dict[str, TierLoads] = {}
     max_ahead_tokens: int = 0  # prompt tokens that may be released to it and not be computed yet
     prefill_tokens_per_s: float = 0.0  # in full steps; 0: not known yet
+    peer_address: str = ""  # where other nodes pull KV blocks from; empty: nowhere
 
     @property
     def can_prefill(self) -> bool:
@@ -190,6 +191,11 @@ def _read_state(name: str, state_json: bytes) -> WorkerState:
             capacity=0,
             is_draining=True,
         )
+
+
+def node_of(worker: str) -> str:
+    """The node in a worker's full name, `name@node#start`; empty if there is none."""
+    return worker.partition("@")[2].partition("#")[0]
 
 
 def queues_of(role: Role, node: str) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,11 @@ from typing import Any
 import pytest
 
 from tests.flow.rig import REPOSITORY, Rig, wait_until
+from tests.flow.talk import client, text_of
+from tiering.kvd.operator import KvdOperator
+from tiering.kvd.stats import KvdStats
 
+BLOCK = 16
 SECRET = "known-to-both-nodes"  # noqa: S105 (of these tests alone)
 
 
@@ -34,13 +40,63 @@ def start_node(rig: Rig, node: str, role: str) -> None:
 
 @pytest.fixture(scope="module")
 def rig(make_rig: Callable[..., Rig]) -> Rig:
-    rig = make_rig(workers={}, has_kvd=False)
+    rig = make_rig(workers={}, has_kvd=False, env={"POINTSMAN_WORKER_LOADS": "always"})
     start_node(rig, "node-a", "prefill")
     start_node(rig, "node-b", "decode")
     for name in rig.workers:
         rig.wait_for_worker(name)
     rig.wait_ready()
     return rig
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(32, 127), k=count)  # noqa: S311
+
+
+@pytest.fixture(scope="module")
+def reference(make_rig: Callable[..., Rig]) -> Rig:
+    """One worker alone, no cache daemon: what a request answers by itself."""
+    return make_rig(workers={"both-0": "both"}, has_kvd=False)
+
+
+def counted(rig: Rig, node: str, what: str) -> int:
+    """Sum of a counter over a node's workers, as their heartbeats tell it."""
+    return sum(beat[what] for name, beat in rig.beats().items() if f"@{node}#" in name)
+
+
+def kvd_stats(rig: Rig, node: str) -> KvdStats:
+    with KvdOperator(rig.folder / f"{node}.sock", "test") as operator:
+        return operator.stats()
+
+
+def wait_for_addresses(rig: Rig) -> None:
+    def are_known() -> bool:
+        return all(beat["peer_address"] for beat in rig.beats().values())
+
+    wait_until(are_known, 20, "both nodes' addresses in the heartbeats")
+
+
+async def test_a_hand_over_to_another_node_brings_its_blocks_along(
+    rig: Rig, reference: Rig
+) -> None:
+    wait_for_addresses(rig)
+    prompts = [tokens(n, 100 + 37 * n) for n in range(6)]
+    async with client(reference) as alone:
+        expected = [await text_of(alone, prompt, max_tokens=20) for prompt in prompts]
+    computed = counted(rig, "node-b", "num_prefill_tokens")
+    decoded = counted(rig, "node-b", "num_decode_tokens")
+    async with client(rig) as http:
+        for prompt, text in zip(prompts, expected, strict=True):
+            assert await text_of(http, prompt, max_tokens=20) == text
+    rig.wait_at_rest()
+    lent = kvd_stats(rig, "node-a").lending.num_blocks
+    assert lent >= sum(len(prompt) // BLOCK for prompt in prompts)
+    num_decoded = len(prompts) * 18
+    wait_until(
+        lambda: counted(rig, "node-b", "num_decode_tokens") - decoded >= num_decoded, 20, "decode"
+    )
+    # One token each, whose logits nobody can load; without the blocks it would be all of them.
+    assert counted(rig, "node-b", "num_prefill_tokens") - computed <= 2 * len(prompts)
 
 
 def pointsman(rig: Rig, *words: str) -> subprocess.CompletedProcess[str]:
@@ -84,3 +140,15 @@ def test_link_test_names_a_node_that_it_does_not_know(rig: Rig) -> None:
     assert refused.returncode == 1
     assert "node-x: no such node lends blocks" in refused.stderr
     assert "node-a, node-b" in refused.stderr
+
+
+async def test_a_node_without_its_cache_daemon_costs_a_recompute_and_no_request(
+    rig: Rig, reference: Rig
+) -> None:
+    prompts = [tokens(100 + n, 150) for n in range(4)]
+    async with client(reference) as alone:
+        expected = [await text_of(alone, prompt, max_tokens=20) for prompt in prompts]
+    rig.kill("kvd-node-a")
+    async with client(rig) as http:
+        got = await asyncio.gather(*(text_of(http, prompt, max_tokens=20) for prompt in prompts))
+    assert got == expected

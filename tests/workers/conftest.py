@@ -203,6 +203,7 @@ class Kvd:
     socket_path: Path
     nvme_path: Path
     dram_bytes: int = 4 * 2**20
+    env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -211,6 +212,7 @@ class Kvd:
             "POINTSMAN_KVD_DRAM_BYTES": str(self.dram_bytes),
             "POINTSMAN_KVD_NVME_BYTES": str(16 * 2**20),
             "POINTSMAN_KVD_NVME_PATH": str(self.nvme_path),
+            **self.env,
         }
         self.process = subprocess.Popen([sys.executable, "-m", "tiering.kvd"], env=env)
         limit_s = time.monotonic() + LIMIT_S

@@ -5,7 +5,7 @@
 local id, worker = ARGV[1], ARGV[2]
 local key = request_key(id)
 local r = redis.call('HMGET', key, 'state', 'queue', 'released_ms', 'priority', 'cancel', 'deadline_ms',
-  'owner', 'lane')
+  'owner', 'lane', 'node')
 if not r[1] then return {'gone'} end
 local is_again = r[1] == 'running' and r[7] == worker
 if r[1] == 'running' and not is_again then return {'taken'} end
@@ -34,11 +34,13 @@ if not is_again then
     redis.call('SET', frontier, r[3], 'EX', 86400)
   end
   leave_lines(id)
-  redis.call('HSET', key, 'state', 'running', 'owner', worker, 'node', worker, 'started_ms', now, 'begun', 1)
+  redis.call('HSET', key, 'state', 'running', 'owner', worker, 'node', worker, 'started_ms', now, 'begun', 1,
+    'came_from', r[9] or '')
   redis.call('SADD', 'running:' .. worker, id)
   note_claim(key, worker, now)
   redis.call('ZADD', 'deadlines', due_ms(id, now, false), id)
 end
-local f = redis.call('HMGET', key, 'attempt', 'prompt', 'sampling', 'tenant', 'salt', 'num_logprobs', 'tail')
+local f = redis.call('HMGET', key, 'attempt', 'prompt', 'sampling', 'tenant', 'salt', 'num_logprobs', 'tail',
+  'came_from')
 local log = redis.call('GET', tokens_key(id)) or ''
-return {'run', f[1], f[2], log, tonumber(r[6]) - now, f[3], lane, f[4], f[5], f[6], f[7] or ''}
+return {'run', f[1], f[2], log, tonumber(r[6]) - now, f[3], lane, f[4], f[5], f[6], f[7] or '', f[8] or ''}

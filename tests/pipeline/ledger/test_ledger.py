@@ -198,6 +198,19 @@ async def test_a_hand_over_passes_log_and_tail_on(
     assert write(worker_ledger, "w1", 1, 66).stale == [("r1", 1)]
 
 
+async def test_a_claim_says_who_had_the_request_before(
+    client_ledger: ClientLedger, worker_ledger: WorkerLedger, make_request: MakeRequest
+) -> None:
+    await client_ledger.submit(make_request(), "prefill", "gateway:g")
+    assert claim(worker_ledger, "prefill-0@a#1").came_from == ""
+    worker_ledger.hand_over("r1", "prefill-0@a#1", 1, "decode.b", None)
+
+    handed_over = claim(worker_ledger, "decode-0@b#2", "decode.b")
+    asked_again = claim(worker_ledger, "decode-0@b#2", "decode.b")
+
+    assert [handed_over.came_from, asked_again.came_from] == ["prefill-0@a#1"] * 2
+
+
 async def test_an_ending_takes_the_prompt_and_all_lines_away(
     client_ledger: ClientLedger,
     worker_ledger: WorkerLedger,
