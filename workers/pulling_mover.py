@@ -132,6 +132,15 @@ class PullingMover:
             result = client.pull(keys[:end], [best.peer], wait_s=choice.limit_s)
             moved_s = max(result.seconds - best.seconds, 1e-6)
             link.count_copy(result.num_bytes, moved_s, best.seconds, time.monotonic())
+            log.debug(
+                "blocks_pulled",
+                peer=best.peer,
+                reason=str(choice.reason),
+                num_blocks=result.num_blocks,
+                num_wanted=end - num_here,
+                seconds=result.seconds,
+                prefill_tokens_per_s=job.prefill_tokens_per_s,
+            )
             if result.num_found < end:
                 return  # late, or gone: the rest is computed
             num_here = result.num_found

@@ -14,13 +14,14 @@ import pytest
 from tests.flow.rig import REPOSITORY, Rig, wait_until
 from tests.flow.talk import client, text_of
 from tests.flow.test_two_nodes import counted
-from tests.network_line import FAST_BITS, HERE, SLOW_BITS, THERE, Line, open_line
+from tests.network_line import FAST_BITS, HERE, THERE, Line, open_line
 from tiering.kvd.operator import KvdOperator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECRET = "of both ends of the line"  # noqa: S105 (of these tests alone)
-NUM_TOKENS = 2_000
+NUM_TOKENS = 2_000  # 46 MB
+VERY_SLOW_BITS = 20_000_000  # slower than any machine computes them, a busy one too
 
 
 def start_node(rig: Rig, node: str, space: str, address: str) -> None:
@@ -53,7 +54,8 @@ def line() -> Iterator[Line]:
 
 @pytest.fixture
 def rig(line: Line, smollm2: Path, tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path, engine="torch", model=smollm2, workers={}, has_kvd=False)
+    env = {"POINTSMAN_WORKER_LOADS": "cost"}
+    rig = Rig(tmp_path, engine="torch", model=smollm2, workers={}, has_kvd=False, env=env)
     try:
         rig.start()
         for node, space, address in (("node-a", line.near, HERE), ("node-b", line.far, THERE)):
@@ -97,7 +99,7 @@ def is_lending(rig: Rig) -> bool:
 async def test_a_long_prefix_is_pulled_over_a_fast_line_and_computed_behind_a_slow_one(
     rig: Rig, line: Line
 ) -> None:
-    line.shape(SLOW_BITS)
+    line.shape(VERY_SLOW_BITS)
     await computed_at_decode(rig, 1)  # measures both the line and the model
     assert await computed_at_decode(rig, 2) > NUM_TOKENS * 0.9
     line.shape(FAST_BITS)
@@ -114,7 +116,7 @@ async def test_a_peer_killed_in_the_middle_of_a_pull_costs_a_recompute(
     alone = make_rig(engine="torch", model=smollm2, workers={"both-0": "both"}, has_kvd=False)
     async with client(alone) as http:
         expected = await text_of(http, prompt(7), max_tokens=8)
-    line.shape(SLOW_BITS)
+    line.shape(VERY_SLOW_BITS)
     async with client(rig) as http:
         asked = asyncio.create_task(text_of(http, prompt(7), max_tokens=8))
         await asyncio.to_thread(wait_until, lambda: is_lending(rig), 120, "the pull has begun")

@@ -40,7 +40,7 @@ def start_node(rig: Rig, node: str, role: str) -> None:
 
 @pytest.fixture(scope="module")
 def rig(make_rig: Callable[..., Rig]) -> Rig:
-    rig = make_rig(workers={}, has_kvd=False, env={"POINTSMAN_WORKER_LOADS": "always"})
+    rig = make_rig(workers={}, has_kvd=False)
     start_node(rig, "node-a", "prefill")
     start_node(rig, "node-b", "decode")
     for name in rig.workers:
