@@ -58,7 +58,7 @@ class KvdSettings(BaseSettings):
     peer_port: int | None = Field(default=None, ge=0, le=65_535)
     peer_advertise: str = ""
     peer_secret: SecretStr = SecretStr("")
-    peer_stall_s: float = Field(default=1.0, gt=0)
+    peer_stall_s: float = Field(default=2.0, gt=0)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

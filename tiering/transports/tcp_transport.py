@@ -13,7 +13,7 @@ from tiering.transports.handshake import greet
 from tiering.transports.peer_socket import PeerSocket
 from tiering.transports.tcp_wire import PeerOp, parse_offer
 
-DEFAULT_STALL_S = 1.0
+DEFAULT_STALL_S = 2.0
 _WAIT_SHARE = 0.5  # of the time left that the peer may spend on bringing blocks up from its disk
 
 
