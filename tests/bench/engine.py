@@ -1,6 +1,6 @@
 """Our engine against others: same model, same prompts, one run in which they take turns.
 
-`python tests/bench/engine.py --peers llama.cpp,transformers [--json]`. The last line is
+`python tests/bench/engine.py --peers llama.cpp,openvino,transformers,vllm [--json]`. The last line is
 {"ratios": {"llama.cpp@8": ours over the peer's best configuration, output tokens/s, ...}}.
 
 Peers live in environments of their own under the cache directory, made by this script from PyPI,
@@ -234,17 +234,17 @@ def main() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     directory = CACHE / "smollm2"
     convert(packaged_gguf(), directory, lambda *_: None)
-    running = contestants(options.peers.split(","), directory, options.threads)
+    started = contestants(options.peers.split(","), directory, options.threads)
     levels = [int(level) for level in options.concurrency.split(",")]
     try:
-        running = [each for each in running if warms_up(each)]
+        running = [each for each in started if warms_up(each)]
         for round_number in range(options.rounds):
             for level in levels:
                 prompts = prompts_of(100 * round_number + level, NUM_PROMPTS.get(level, level))
                 for each in running:
                     each.run(prompts, level)
     finally:
-        for each in running:
+        for each in started:
             each.process.kill()
     for each in running if not options.json else []:
         for level in levels:
