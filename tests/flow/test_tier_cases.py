@@ -35,6 +35,8 @@ from tiering.kvd.client import KvdClient
 from tiering.kvd.stats import KvdStats
 from workers.models.digest import DigestRunner
 
+pytestmark = pytest.mark.timeout(300)  # several pipelines, one after the other
+
 DIGEST_BLOCK_BYTES = 512
 SLOT_BYTES = 4096  # a block of 512 bytes, rounded up to a page
 NO_HBM_CACHE = {"POINTSMAN_WORKER_PREFIX_CACHE": "false"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from workers.model import Float32Array, StepBatch
 from workers.models.digest import DigestRunner
 from workers.sequence import Sequence
 
@@ -99,4 +100,66 @@ def test_a_spill_without_a_daemon_costs_a_recompute(
     kvd.kill()
     assert engine.run(*(sequence(f"r{n}", p, 64) for n, p in enumerate(asked))) == expected
     assert engine.engine.stats().num_spills > 0
+    engine.wait_at_rest()
+
+
+class StoppingRunner(DigestRunner):
+    """The digest engine that freezes the cache daemon right before its first step."""
+
+    def __init__(self, kvd: Any) -> None:
+        super().__init__()
+        self._kvd = kvd
+        self._is_armed = True
+
+    def forward(self, batch: StepBatch) -> Float32Array:
+        if self._is_armed and self._kvd.process is not None:
+            self._is_armed = False
+            self._kvd.process.send_signal(signal.SIGSTOP)
+        return super().forward(batch)
+
+
+def test_blocks_on_their_way_out_are_not_given_to_the_next_sequence(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    rng = random.Random(5)
+    first, second = prompts(rng, 100), prompts(rng, 100)
+    expected = [engines.reference(prompt, 8) for prompt in (first, second)]
+    engine = engines.start(
+        runner=StoppingRunner(kvd), mover=kvd.mover(), num_blocks=12, prefix_cache=False
+    )
+    assert engine.run(sequence("first", list(first), 8)) == [expected[0]]
+    assert engine.engine.stats().used_blocks == 6, "its full blocks are still to be written"
+    next_one = sequence("second", list(second), 8)
+    engine.engine.submit(next_one)
+    engine.wait_stats(lambda stats: stats.waiting == 1)
+    kvd.process.send_signal(signal.SIGCONT)
+    engine.sink.wait_ended(next_one)
+    assert engine.sink.tokens[next_one] == expected[1]
+    engine.wait_at_rest()
+
+    other = engines.start(mover=kvd.mover("other"))
+    again = sequence("again", list(first), 8)
+    assert other.run(again) == [expected[0]]
+    assert again.num_cached == 96, "what was written is what was computed"
+
+
+def test_loads_that_hold_the_whole_pool_do_not_hold_up_each_other(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:  # vllm#45388
+    rng = random.Random(6)
+    asked = [prompts(rng, 100) for _ in range(6)]
+    expected = [engines.reference(prompt, 20) for prompt in asked]
+    first = engines.start(mover=kvd.mover("first"))
+    first.run(*(sequence(f"w{n}", list(prompt), 20) for n, prompt in enumerate(asked)))
+    first.wait_at_rest()
+    engine = engines.start(mover=kvd.mover(), num_blocks=18)
+    kvd.process.send_signal(signal.SIGSTOP)
+    again = [sequence(f"r{n}", list(prompt), 20) for n, prompt in enumerate(asked)]
+    for each in again:
+        engine.engine.submit(each)
+    engine.wait_stats(lambda stats: stats.loading == 2)
+    assert engine.engine.stats().waiting == 4
+    kvd.process.send_signal(signal.SIGCONT)
+    engine.sink.wait_ended(*again)
+    assert [engine.sink.tokens[each] for each in again] == expected
     engine.wait_at_rest()
