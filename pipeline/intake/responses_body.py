@@ -91,9 +91,10 @@ class ResponseCard(BaseModel):
     messages: list[dict[str, Any]] | None = []
 
     def encode(self) -> str:
-        """For the ledger; bounded."""
-        text = self.model_dump_json()
-        if len(text) <= MAX_CARD_BYTES:
+        """For the ledger; bounded, and never the work of writing a long conversation down."""
+        num_chars = sum(len(message["content"]) for message in self.messages or ())
+        text = self.model_dump_json() if num_chars <= MAX_CARD_BYTES else ""
+        if text and len(text) <= MAX_CARD_BYTES:
             return text
         return self.model_copy(update={"messages": None}).model_dump_json()
 
