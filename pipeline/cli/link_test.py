@@ -71,6 +71,16 @@ def measure_links(test: LinkTest, on_link: Callable[[str], object]) -> list[Meas
         client.close()
 
 
+def kept_links(redis_url: str) -> list[MeasuredLink]:
+    """What earlier tests measured. Raises `StoreUnavailable`."""
+    client = connect(redis_url)
+    try:
+        reports = LinkReport.decode(NodeBoard(client).read_links())
+    finally:
+        client.close()
+    return [MeasuredLink(report.source, report.target, report) for report in reports]
+
+
 def _pairs(addresses: Mapping[str, str], wanted: Sequence[str]) -> list[tuple[str, str]]:
     missing = [node for node in wanted if node not in addresses]
     if missing:

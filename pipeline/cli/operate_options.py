@@ -16,7 +16,13 @@ from pipeline.cli.data_directory import DataDirectory, default_path, write_priva
 from pipeline.cli.drain import drain_node
 from pipeline.cli.embedded_redis import url_of_running
 from pipeline.cli.errors import CommandRefused
-from pipeline.cli.link_test import LinkTest, links_json, links_screen, measure_links
+from pipeline.cli.link_test import (
+    LinkTest,
+    kept_links,
+    links_json,
+    links_screen,
+    measure_links,
+)
 from pipeline.cli.redis_acl import AclUser, acl_file, setuser_line
 from pipeline.cli.status import as_screen, read_status
 from pipeline.errors import PipelineError
@@ -82,6 +88,9 @@ def link_test_command(
     seconds: Annotated[
         float, typer.Option(help="For each direction of each pair.", min=0.1, max=20)
     ] = 2.0,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Show what was measured last; measure nothing.")
+    ] = False,
 ) -> None:
     """Measure round trip and bandwidth between nodes and keep the result for the scheduler.
 
@@ -89,10 +98,13 @@ def link_test_command(
     1 when a link could not be measured or is slower than its kind should be.
     """
     url = _url(redis_url, data_dir)
-    secret = os.environ.get("POINTSMAN_KVD_PEER_SECRET", "").encode()
-    test = LinkTest(url, secret, tuple(nodes or ()), seconds)
-    errors = Console(stderr=True)
-    measured = _asked(lambda: measure_links(test, lambda link: errors.print(f"testing {link}")))
+    if kept:
+        measured = _asked(lambda: kept_links(url))
+    else:
+        secret = os.environ.get("POINTSMAN_KVD_PEER_SECRET", "").encode()
+        test = LinkTest(url, secret, tuple(nodes or ()), seconds)
+        errors = Console(stderr=True)
+        measured = _asked(lambda: measure_links(test, lambda link: errors.print(f"testing {link}")))
     if as_json:
         typer.echo(links_json(measured))
     else:

@@ -132,6 +132,8 @@ def test_link_test_measures_both_ways_and_keeps_the_result(rig: Rig) -> None:
         ("node-a", "node-b"),
         ("node-b", "node-a"),
     }
+    shown = json.loads(pointsman(rig, "link-test", "--kept", "--json").stdout)
+    assert shown == [links(rig)[name] for name in ("node-a>node-b", "node-b>node-a")]
     assert SECRET not in tested.stdout + tested.stderr + rig.log("kvd-node-a")
 
 

@@ -17,6 +17,7 @@ from tiering.errors import PeerCorrupt, PeerIncompatible, TieringError
 from tiering.kvd.arrivals import Arrivals
 from tiering.kvd.node_cache import NodeCache
 from tiering.kvd.stats import MoveCounter, PeerStats
+from tiering.lease import PullResult
 from tiering.stores.block_store import ByteArray
 from tiering.transports.block_transport import BlockTransport, Compatibility, OfferedBlock
 
@@ -43,17 +44,6 @@ class _Known:
     moves: MoveCounter = field(default_factory=MoveCounter)
     pause_s: float = 0.0
     retry_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """`num_found`: head run that this node has now; the rest is what the pull itself brought."""
-
-    num_found: int
-    num_blocks: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
-    peer: str = ""
 
 
 class Peers:
@@ -94,13 +84,13 @@ class Peers:
 
     async def pull(
         self, keys: Sequence[bytes], peers: Sequence[str], wanted: Compatibility, wait_s: float
-    ) -> Pulled:
+    ) -> PullResult:
         """Bring what this node lacks of the head run, from the first peer that has some of it.
 
         Returns by the deadline with what has arrived; a pull under way goes on behind it.
         """
         deadline_s = time.monotonic() + wait_s
-        total = Pulled(self._cache.find(keys))
+        total = PullResult(self._cache.find(keys))
         untried = [peer for peer in peers[:MAX_PEERS] if self._is_usable(peer)]
         while total.num_found < len(keys) and (left_s := deadline_s - time.monotonic()) > 0:
             theirs = self._pulls.get(keys[total.num_found])
@@ -214,11 +204,11 @@ class _Pull:
     room: _Room
     task: asyncio.Task[None]
 
-    def result(self, num_found: int) -> Pulled:
+    def result(self, num_found: int) -> PullResult:
         """What it has brought so far."""
         room = self.room
         took_s = time.monotonic() - room.began_s
-        return Pulled(num_found, room.num_published, room.num_bytes, took_s, self.peer)
+        return PullResult(num_found, room.num_published, room.num_bytes, took_s, self.peer)
 
 
 class _Room:
