@@ -27,11 +27,14 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed; say which: make install PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_ARGS) -e ".[dev]"
+	$(BIN)/python -m pip install $(PIP_ARGS) --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install $(PIP_ARGS) "torch==2.13.*"
+	$(BIN)/python -m pip install $(PIP_ARGS) --no-build-isolation -e ".[dev]"
+	$(BIN)/python -m pip check
 	@touch $(STAMP)
 
 serve: install

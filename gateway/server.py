@@ -128,6 +128,8 @@ def make_server(app: FastAPI, settings: GatewaySettings) -> GatewayServer:
         log_config=None,
         access_log=False,
         server_header=False,
+        ssl_certfile=settings.tls_cert_file,
+        ssl_keyfile=settings.tls_key_file,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=_LAST_REQUESTS_S,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pipeline.settings import refuse_unknown_names
@@ -20,6 +21,10 @@ class GatewaySettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, lt=65536, description="0 takes a free one")
+    tls_cert_file: Path | None = Field(
+        default=None, description="a chain in PEM, with `tls_key_file`: HTTPS instead of HTTP"
+    )
+    tls_key_file: Path | None = Field(default=None, description="its private key in PEM")
     max_body_bytes: int = Field(default=20 * MIB, ge=1024)
     max_file_bytes: int = Field(default=200 * MIB, ge=1024, description="of one upload")
     drain_s: float = Field(default=30.0, ge=0, description="time for running streams at a stop")
@@ -36,6 +41,12 @@ class GatewaySettings(BaseSettings):
         default=False, description="webhooks may go to private addresses, and by plain http"
     )
     keep_alive_s: int = Field(default=75, ge=1, description="idle connections")
+
+    @model_validator(mode="after")
+    def _agree_on_tls(self) -> Self:
+        if (self.tls_cert_file is None) is not (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together")
+        return self
 
 
 def load_gateway_settings() -> GatewaySettings:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -49,15 +50,20 @@ class Rig:
     env: dict[str, str] = field(default_factory=dict)
     has_kvd: bool = True
     persistent: bool = True
+    tls: ssl.SSLContext | None = None  # how to verify a gateway that speaks HTTPS
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.redis_server = EmbeddedRedis(self.folder / "redis", persistent=self.persistent)
         self.port = free_port()
         self.gateway_ports = {"gateway": self.port}
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.base_url = self.url_on(self.port)
         self.kvd_socket = self.folder / "kvd.sock"
         self._redis: redis.Redis | None = None
+
+    def url_on(self, port: int) -> str:
+        """Of a gateway on loopback."""
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{port}"
 
     @property
     def redis(self) -> Any:
@@ -153,7 +159,7 @@ class Rig:
             POINTSMAN_GATEWAY_HOST="127.0.0.1",
             POINTSMAN_GATEWAY_PORT=str(port),
         )
-        url = f"http://127.0.0.1:{port}/livez"
+        url = f"{self.url_on(port)}/livez"
         wait_until(
             lambda: self._answers(name, url), START_LIMIT_S, f"{name}: {self.log(name)[-2000:]}"
         )
@@ -162,7 +168,7 @@ class Rig:
         if self.processes[name].poll() is not None:
             raise RuntimeError(f"{name} ended: {self.log(name)[-3000:]}")
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(url, timeout=2).status_code == 200
+            return httpx.get(url, timeout=2, verify=self.tls or True).status_code == 200
         return False
 
     def wait_ready(self) -> None:

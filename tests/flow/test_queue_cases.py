@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from pipeline.cli.embedded_redis import free_port
+from pipeline.cli.flower import flower_command
 from pipeline.ledger.overview import broker_lists
 from tests.flow.rig import REPOSITORY, Rig, wait_until
 from tests.flow.talk import JobReading, body, client, complete, stream, submit_job, text_of
@@ -191,10 +192,7 @@ async def test_a_message_that_makes_no_sense_harms_nobody(rig: Rig, task_body: b
 @pytest.fixture(scope="module")
 def flower(rig: Rig) -> Any:
     port = free_port()
-    command = [
-        sys.executable, "-m", "celery", "-A", "pipeline.tasks.app", "flower",
-        "--address=127.0.0.1", f"--port={port}", "--read_only",
-    ]  # fmt: skip
+    command = flower_command("127.0.0.1", port, None)
     env = rig.environment(FLOWER_BASIC_AUTH="watch:word")
     with (rig.folder / "flower.log").open("ab") as log:
         process = subprocess.Popen(
@@ -211,6 +209,21 @@ def flower(rig: Rig) -> Any:
 
     wait_until(answers, 30, "flower")
     return url
+
+
+async def test_flower_asks_for_a_password_and_lets_nobody_act(rig: Rig, flower: str) -> None:
+    worker = next(iter(rig.beats())).partition("#")[0]
+    acts = [f"/api/worker/shutdown/{worker}", "/api/task/revoke/x?terminate=true"]
+    acts += ["/api/task/async-apply/pointsman.decode"]
+    async with httpx.AsyncClient(base_url=flower, timeout=5) as stranger:
+        for path in ("/", "/tasks", "/api/tasks", "/api/workers"):
+            assert (await stranger.get(path)).status_code == 401
+        assert (await stranger.get("/api/tasks", auth=("watch", "wrong"))).status_code == 401
+        for path in acts:
+            assert (await stranger.post(path)).status_code == 401
+            assert (await stranger.post(path, auth=("watch", "word"))).status_code == 403
+    async with client(rig) as http:
+        assert await text_of(http, "still there", max_tokens=3)
 
 
 async def test_c149_flower_lists_the_tasks_and_no_prompt(rig: Rig, flower: str) -> None:

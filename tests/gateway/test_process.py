@@ -37,3 +37,9 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name() -> None:
     done = run("-m gateway", POINTSMAN_GATEWAY_PORT="70000")
     assert done.returncode == 2
     assert "port" in done.stderr
+
+
+def test_a_certificate_without_its_key_is_refused() -> None:
+    done = run("-m gateway", POINTSMAN_GATEWAY_TLS_CERT_FILE="chain.pem")
+    assert done.returncode == 2
+    assert "tls_key_file" in done.stderr
