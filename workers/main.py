@@ -7,49 +7,30 @@ import signal
 import threading
 import time
 import uuid
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import structlog
 from celery import signals
 
 from pipeline.errors import StoreLossy, StoreUnavailable
-from pipeline.intake.detokenizer import StopMatcher, TextRules
-from pipeline.intake.grammar import GrammarBook
-from pipeline.intake.vocabulary import load_vocabulary
-from pipeline.ledger.claim import ClaimedRequest, TailHint
-from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.keys import UNPLACED_QUEUE
-from pipeline.ledger.node_board import NodeBoard
-from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
 from pipeline.ledger.store_check import refuse_lossy_store
-from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.logs import configure_logs
 from pipeline.scheduling.fleet import Fleet, Role, WorkerState, queues_of
 from pipeline.scheduling.router import choose_decode, choose_entry
 from pipeline.settings import PipelineSettings, load_pipeline_settings, refuse_unknown_names
 from pipeline.tasks.app import make_app, transport_options
-from pipeline.tasks.publisher import Publisher, PublisherThread
-from pipeline.tasks.upkeep import Upkeep
-from tiering.block_hash import namespace_root
 from workers.canary import Canary
 from workers.engine_pool import EnginePool, install_safe_qos
 from workers.engine_stats import tier_loads
 from workers.heartbeat import ControlListener, Heartbeat
 from workers.kv_mover import KvMover, NoCache
-from workers.model import ModelRunner, ModelSpec
-from workers.models.load import load_runner
 from workers.node_daemon import NodeDaemon
-from workers.node_reporter import NodeReporter
 from workers.peer_book import PeerBook
 from workers.request_desk import RequestDesk
-from workers.sequence import Sequence
+from workers.served_model import ServedModel
 from workers.settings import WorkerSettings
-from workers.step_loop import Engine
-from workers.token_grammar import TokenGrammar
-from workers.token_sink import TokenSink
+from workers.store_links import StoreLinks
 
 log = structlog.get_logger(__name__)
 
@@ -57,29 +38,6 @@ log = structlog.get_logger(__name__)
 AHEAD_STEPS = 4
 # An engine that is stuck for so many limits will not come back; its requests shall go on elsewhere.
 ENDS_AFTER_LIMITS = 3
-
-
-@dataclass(slots=True)
-class HandOver:
-    """Gives prefilled sequences to the decode node that has most room."""
-
-    worker: str
-    namespace: str
-    ledger: WorkerLedger
-    overview: LedgerOverview
-    publisher: Publisher
-
-    def __call__(self, sequence: Sequence, tail: TailHint | None) -> bool:
-        """False if the attempt is stale. Raises `StoreUnavailable`."""
-        now_ms, beats = self.overview.beats()
-        queue = choose_decode(Fleet.decode(beats, now_ms), self.namespace) or UNPLACED_QUEUE
-        messages = self.ledger.hand_over(
-            sequence.request_id, self.worker, sequence.attempt, queue, tail
-        )
-        if messages is None:
-            return False
-        self.publisher.publish_all(messages)
-        return True
 
 
 class Worker:
@@ -97,41 +55,31 @@ class Worker:
         self._leaves_with_node = False
         self._drain_s = settings.drain_s
         self._is_consuming = threading.Event()
-        self._runner = load_runner(
-            shared.engine,
-            shared.model,
-            block_tokens=settings.block_tokens,
-            dtype=settings.dtype,
-            device=settings.device,
-            step_delay_ms=settings.step_delay_ms,
-        )
-        self._vocabulary = load_vocabulary(shared.engine, shared.model)
-        self._grammars = GrammarBook(self._vocabulary)
-        self._engine_settings = settings.engine_settings(self._runner.spec.layout)
-        self._namespace = _key_root(self._runner.spec, "").hex()
+        self._links = StoreLinks(shared, self.worker_id)
+        self._model = ServedModel(shared, settings)
         self._daemon = self._find_daemon()
-        peers = PeerBook(shared.node, self._namespace, LedgerOverview(connect(shared.redis_url)))
+        peers = PeerBook(shared.node, self._model.namespace, self._links.overview())
         self._desk = RequestDesk(
             self.worker_id,
             self._queues,
             hands_over=settings.role is Role.PREFILL,
-            ledger=self._new_ledger(),
-            key_root_for=partial(_key_root, self._runner.spec),
-            grammar_for=self._start_grammar,
+            ledger=self._links.ledger(),
+            key_root_for=self._model.key_root,
+            grammar_for=self._model.start_grammar,
             peers_for=peers.peers_for,
         )
-        self._sink = self._make_sink()
-        self._engine = self._make_engine(self._runner)
+        self._sink = self._links.token_sink(self._desk, self._model.namespace)
+        self._engine = self._model.engine(self._make_mover(), self._sink)
         self._desk.engine, self._desk.sink = self._engine, self._sink
         self._canary = Canary(
             self._engine,
-            _key_root(self._runner.spec, "canary"),
+            self._model.key_root("canary"),
             settings.canary_idle_s,
             settings.stuck_s,
         )
         self._heartbeat = Heartbeat(
             self.worker_id,
-            self._new_ledger(),
+            self._links.ledger(),
             shared.lease_s,
             self._state,
             self._check_engine,
@@ -142,76 +90,22 @@ class Worker:
         self._control = ControlListener(
             self.worker_id, connect(shared.redis_url), self._engine.cancel
         )
-        self._upkeep = self._make_upkeep()
-        self._reporter = self._make_reporter()
-
-    def _start_grammar(self, claim: ClaimedRequest) -> TokenGrammar:
-        logged = [record.token_id for record in claim.logged]
-        return self._grammars.start(claim.sampling.grammar, logged)
-
-    def _make_sink(self) -> TokenSink:
-        redis_url = self._shared.redis_url
-        client = connect(redis_url)
-        hand_over = HandOver(
-            self.worker_id,
-            self._namespace,
-            self._ledger_on(client),
-            LedgerOverview(client),
-            Publisher(make_app(redis_url)),
+        self._upkeep = self._links.upkeep()
+        self._reporter = (
+            self._daemon.reporter(shared.node, self._links.board()) if self._daemon else None
         )
-        publishing = PublisherThread(Publisher(make_app(redis_url)))
-        return TokenSink(
-            self.worker_id, self._ledger_on(client), self._desk, hand_over, publishing.publish_soon
-        )
-
-    def _make_upkeep(self) -> Upkeep:
-        client = connect(self._shared.redis_url)
-        return Upkeep(
-            self.worker_id,
-            LedgerOverview(client),
-            self._ledger_on(client),
-            Publisher(make_app(self._shared.redis_url)),
-            self._shared.lease_s,
-            FaultLog(client),
-        )
-
-    def _make_reporter(self) -> NodeReporter | None:
-        if self._daemon is None:
-            return None
-        board = NodeBoard(connect(self._shared.redis_url))
-        return self._daemon.reporter(self._shared.node, board)
-
-    def _new_ledger(self) -> WorkerLedger:
-        return self._ledger_on(connect(self._shared.redis_url))
-
-    def _ledger_on(self, client: Any) -> WorkerLedger:
-        return WorkerLedger(
-            client,
-            max_attempts=self._shared.max_attempts,
-            retention_s=self._shared.retention_s,
-            dead_letter_retention_s=self._shared.dead_letter_retention_s,
-        )
-
-    def _make_engine(self, runner: ModelRunner) -> Engine:
-        vocabulary = self._vocabulary
-
-        def stop_matcher(sequence: Sequence) -> StopMatcher | None:
-            rules = TextRules.of(sequence.sampling)
-            return StopMatcher(vocabulary, rules) if rules.stop else None
-
-        return Engine(runner, self._engine_settings, self._make_mover(), self._sink, stop_matcher)
 
     def _find_daemon(self) -> NodeDaemon | None:
         """None where the worker has no cache daemon."""
         socket_path = self._settings.kvd_socket
         if not self._settings.kvd or socket_path is None:
             return None
-        return NodeDaemon(socket_path, self.worker_id, self._runner.spec.layout, self._namespace)
+        return NodeDaemon(socket_path, self.worker_id, self._model.layout, self._model.namespace)
 
     def _make_mover(self) -> KvMover:
         if self._daemon is None:
             return NoCache()
-        max_pending_blocks = max(32, self._engine_settings.num_blocks // 4)
+        max_pending_blocks = max(32, self._model.engine_settings.num_blocks // 4)
         return self._daemon.mover(max_pending_blocks, self._settings.loads)
 
     def _check_engine(self) -> None:
@@ -227,9 +121,9 @@ class Worker:
             node=self._shared.node,
             role=self._settings.role,
             model=self._shared.served_model_name,
-            namespace=self._namespace,
+            namespace=self._model.namespace,
             queues=self._queues,
-            capacity=self._engine_settings.max_batch_sequences,
+            capacity=self._model.engine_settings.max_batch_sequences,
             is_draining=self._is_draining,
             is_stuck=self._canary.is_stuck,
             num_running=stats.running + stats.loading + stats.storing,
@@ -247,8 +141,8 @@ class Worker:
             num_prefetched_blocks=stats.mover.num_prefetched_blocks,
             load_reasons=dict(stats.mover.load_reasons),
             tier_loads=tier_loads(stats.mover),
-            max_ahead_tokens=AHEAD_STEPS * self._engine_settings.max_batch_tokens,
-            prefill_tokens_per_s=self._engine_settings.max_batch_tokens / stats.prefill_step_s
+            max_ahead_tokens=AHEAD_STEPS * self._model.engine_settings.max_batch_tokens,
+            prefill_tokens_per_s=self._model.engine_settings.max_batch_tokens / stats.prefill_step_s
             if stats.prefill_step_s
             else 0.0,
         )
@@ -276,11 +170,11 @@ class Worker:
         celery_worker = app.Worker(
             hostname=self.hostname,
             pool_cls=EnginePool.bound_to(
-                self._desk, self._drain, self._engine_settings.max_batch_sequences
+                self._desk, self._drain, self._model.engine_settings.max_batch_sequences
             ),
             # What may wait inside this worker: Celery prefetches as much as it may run at once, and
             # a sequence stops counting when the engine admits it.
-            concurrency=self._engine_settings.max_waiting,
+            concurrency=self._model.engine_settings.max_waiting,
             queues=list(self._queues),
             loglevel=self._shared.log_level.upper(),
             task_events=True,
@@ -334,7 +228,7 @@ class Worker:
             else everyone.without(self.worker_id)
         )
         if self._settings.role is Role.DECODE:
-            return choose_decode(fleet, self._namespace) or UNPLACED_QUEUE
+            return choose_decode(fleet, self._model.namespace) or UNPLACED_QUEUE
         return choose_entry(fleet)
 
     def _watch_engine(self) -> None:
@@ -350,15 +244,6 @@ def _end_with_thread(args: threading.ExceptHookArgs) -> None:
     name = args.thread.name if args.thread is not None else ""
     log.critical("thread_ended_worker_ends", thread=name, exc_info=info)
     os._exit(1)
-
-
-def _key_root(spec: ModelSpec, tenant_salt: str, cache_salt: str = "") -> bytes:
-    fields: dict[str, str | int | bytes] = {
-        "fingerprint": spec.fingerprint,
-        "layout": spec.layout.describe(),
-        "salt": tenant_salt,
-    }
-    return namespace_root(fields | ({"cache_salt": cache_salt} if cache_salt else {}))
 
 
 def main() -> int:
