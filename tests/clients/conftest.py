@@ -24,8 +24,10 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A prefill and a decode worker with scripted answers; the model is called `m`."""
     folder = tmp_path_factory.mktemp("clients")
     rig = Rig(folder, engine="script", model=write_book(folder, BOOK, context_tokens=4096))
-    yield rig.start()
-    rig.close()
+    try:
+        yield rig.start()
+    finally:
+        rig.close()
 
 
 @pytest.fixture(scope="session")
