@@ -11,6 +11,7 @@ STOP = Ending(reason=FinishReason.STOP)
 LENGTH = Ending(reason=FinishReason.LENGTH)
 CANCELLED = Ending(reason=FinishReason.CANCELLED)
 LATE = Ending(failure=FailureCode.DEADLINE_EXCEEDED)
+UNFIT = Ending(failure=FailureCode.CONTEXT_EXCEEDED)
 BROKEN = Ending(failure=FailureCode.INTERNAL_ERROR)
 
 

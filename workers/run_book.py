@@ -8,7 +8,16 @@ from pipeline.protocol.failure import Ending
 from pipeline.protocol.tokens import TokenRecord
 from workers.batch import ScheduledChunk
 from workers.block_flow import BlockFlow
-from workers.endings import BROKEN, CANCELLED, LATE, LENGTH, STOP, ending_after_token, is_end_token
+from workers.endings import (
+    BROKEN,
+    CANCELLED,
+    LATE,
+    LENGTH,
+    STOP,
+    UNFIT,
+    ending_after_token,
+    is_end_token,
+)
 from workers.engine_port import Cancel, EngineSink
 from workers.engine_stats import StepMeter
 from workers.kv_jobs import LoadJob, StoreJob
@@ -72,8 +81,7 @@ class RunBook:
         self._scheduler.add(run)
         ending = set_up_run(run, self._spec, self._flow, self._stop_matcher, max_drafts)
         if ending is None and not self._scheduler.fits(run):
-            log.error("sequence_never_fits", num_tokens=len(sequence.tokens))
-            ending = BROKEN
+            ending = UNFIT
         if ending is not None:
             self.end(run, ending)
 

@@ -12,7 +12,7 @@ from pipeline.protocol.failure import Ending
 from workers.batch import BatchBuilder, ScheduledChunk, advance
 from workers.block_flow import BlockFlow
 from workers.block_table import BlockPool
-from workers.endings import BROKEN, CANCELLED
+from workers.endings import BROKEN, CANCELLED, UNFIT
 from workers.engine_port import (
     Cancel,
     Command,
@@ -183,7 +183,7 @@ class Engine:
         for run in plan.spilled:
             self._book.spill(run)
         for run in plan.unfit:
-            self._book.end(run, BROKEN)
+            self._book.end(run, UNFIT)
         if plan.chunks:
             self._step(plan.chunks)
         self._book.tell()

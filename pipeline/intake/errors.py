@@ -121,11 +121,17 @@ class UnknownModel(RequestRefused):
         super().__init__(404, INVALID_REQUEST, "model_not_found", "model", message)
 
 
+_FIRST_SERVER_STATUS = 500
 _FAILURES: dict[FailureCode, tuple[int, int | None, str]] = {
     FailureCode.WORKER_LOST: (500, None, "The request was given up: its workers were lost."),
     FailureCode.NO_WORKERS: (503, 5, "No worker can serve this request now."),
     FailureCode.QUEUE_TIMEOUT: (504, 5, "The request waited too long for a worker."),
     FailureCode.DEADLINE_EXCEEDED: (504, None, "The request took longer than it may."),
+    FailureCode.CONTEXT_EXCEEDED: (
+        400,
+        None,
+        "Prompt and answer are longer than what the KV cache of a worker holds.",
+    ),
     FailureCode.INTERNAL_ERROR: (500, None, "The server failed on this request."),
 }
 
@@ -139,7 +145,8 @@ class RequestFailed(RequestRefused):
 
     def __init__(self, failure: FailureCode) -> None:
         status, retry_after_s, message = _FAILURES[failure]
-        super().__init__(status, SERVER_ERROR, failure.value, None, message)
+        kind = SERVER_ERROR if status >= _FIRST_SERVER_STATUS else INVALID_REQUEST
+        super().__init__(status, kind, failure.value, None, message)
         self.retry_after_s = retry_after_s
         if failure in (FailureCode.WORKER_LOST, FailureCode.DEADLINE_EXCEEDED):
             self.should_retry = False

@@ -21,6 +21,7 @@ class FailureCode(StrEnum):
     NO_WORKERS = "no_workers"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    CONTEXT_EXCEEDED = "context_length_exceeded"
     INTERNAL_ERROR = "internal_error"
 
 

@@ -326,3 +326,17 @@ async def test_c089_a_limited_key_is_told_when_and_the_sdk_waits_for_it(
         limited = next(answer for answer in answers if answer.status_code == 429)
         assert limited.json()["error"]["code"] == "rate_limit_exceeded"
         assert 1 <= int(limited.headers["retry-after"]) <= 60
+
+
+async def test_a_context_that_no_pool_holds_is_the_clients_to_mend(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig(env={"POINTSMAN_WORKER_NUM_BLOCKS": "8"})
+    async with client(rig) as http:
+        for long in (body("x" * 300, max_tokens=4), body("x" * 100, max_tokens=200)):
+            answer = await http.post("/v1/completions", json=long)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert (await complete(http, "short enough", max_tokens=4))["choices"][0]["text"]
+    rig.wait_at_rest()

@@ -186,7 +186,8 @@ def test_a_prompt_that_never_fits_fails_at_once(engines: Any, sequence: MakeSequ
     fine = sequence("fine", [41] * 10)
     engine.run(too_long, empty, fine)
     broken = Ending(failure=FailureCode.INTERNAL_ERROR)
-    assert engine.sink.endings == {too_long: broken, empty: broken, fine: LENGTH}
+    unfit = Ending(failure=FailureCode.CONTEXT_EXCEEDED)
+    assert engine.sink.endings == {too_long: unfit, empty: broken, fine: LENGTH}
 
 
 def test_an_output_that_outgrows_the_pool_fails_and_others_go_on(
@@ -195,6 +196,6 @@ def test_an_output_that_outgrows_the_pool_fails_and_others_go_on(
     engine = engines.start(num_blocks=4)
     one, two = sequence("one", [40] * 30, 400), sequence("two", [41] * 30, 10)
     engine.run(one, two)
-    assert engine.sink.endings[one] == Ending(failure=FailureCode.INTERNAL_ERROR)
+    assert engine.sink.endings[one] == Ending(failure=FailureCode.CONTEXT_EXCEEDED)
     assert engine.sink.endings[two] == LENGTH
     engine.wait_at_rest()

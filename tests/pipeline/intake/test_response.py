@@ -115,6 +115,7 @@ def test_minus_infinity_becomes_a_number_that_json_has() -> None:
         (FailureCode.QUEUE_TIMEOUT, 504, (5, None)),
         (FailureCode.WORKER_LOST, 500, (None, False)),
         (FailureCode.DEADLINE_EXCEEDED, 504, (None, False)),
+        (FailureCode.CONTEXT_EXCEEDED, 400, (None, None)),
         (FailureCode.INTERNAL_ERROR, 500, (None, None)),
     ],
 )
