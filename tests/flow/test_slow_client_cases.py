@@ -118,7 +118,7 @@ class SlowReader:
         """The tokens, and whether the stream came to its end."""
         self.hurries.set()
         self._thread.join(60)
-        self.is_whole = self.data.rstrip().endswith(b"0\r\n\r\n".rstrip())
+        self.is_whole = self.data.endswith(b"\r\n0\r\n\r\n")
         events = dechunked(self.data).split(b"\n\n")[:-1]
         texts = []
         for event in events:
