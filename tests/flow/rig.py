@@ -21,7 +21,7 @@ import redis
 
 from pipeline.cli.embedded_redis import EmbeddedRedis, free_port
 
-START_LIMIT_S = 40.0
+START_LIMIT_S = 90.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
