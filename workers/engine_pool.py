@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import structlog
@@ -56,8 +57,19 @@ class SafeQoS(kombu_redis.QoS):  # type: ignore[misc]
 
         What then stays in Redis goes away with this worker; its request is in the ledger.
         """
+        self._settle(super().ack, delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - kombu's
+        """As `ack`."""
+        self._settle(partial(super().reject, requeue=requeue), delivery_tag)
+
+    def _settle(self, settle: Callable[[str], None], delivery_tag: str) -> None:
+        if self.channel.connection is None:
+            # The message came through a connection that is lost: nobody waits to hear of it.
+            VirtualQoS.ack(self, delivery_tag)
+            return
         try:
-            super().ack(delivery_tag)
+            settle(delivery_tag)
         except ResponseError as error:
             log.warning("ack_refused", error=type(error).__name__)
             VirtualQoS.ack(self, delivery_tag)

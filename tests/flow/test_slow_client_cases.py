@@ -235,5 +235,6 @@ def test_c079_a_connection_that_was_idle_for_five_seconds_serves_again(rig: Rig)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_c079_two_minutes_of_a_request_every_five_seconds_break_nothing(rig: Rig) -> None:
     assert idle_and_ask_again(rig, 24) == [200] * 96
