@@ -13,10 +13,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUICK := not gpu and not slow
 
-# The flow tests run whole pipelines and look at the clock: one at a time.
+SLOW := slow and not gpu
+SIDE_BY_SIDE := -n 2 --dist loadfile
+
+# $(1): a name, $(2): which tests, $(3): how. Many look at the clock, and a shared machine may take it from them: what
+# failed is run once more, alone, and both runs are shown. A fault fails twice.
+PYTEST = $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(2)
+TESTED = $(PYTEST) $(3) || $(PYTEST) --last-failed --last-failed-no-failures none
+
+# The flow tests run whole pipelines: one at a time.
 define QUICK_TESTS
-$(BIN)/python -m pytest -m "$(QUICK)" -n 2 --dist loadfile --ignore tests/flow
-$(BIN)/python -m pytest -m "$(QUICK)" tests/flow
+$(call TESTED,parts,-m "$(QUICK)" --ignore tests/flow,$(SIDE_BY_SIDE))
+$(call TESTED,flow,-m "$(QUICK)" tests/flow)
 endef
 
 .DEFAULT_GOAL := help
@@ -44,7 +52,7 @@ test: install
 	$(QUICK_TESTS)
 
 test-slow: install
-	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
+	$(call TESTED,slow,-m "$(SLOW)",$(SIDE_BY_SIDE))
 
 chaos: install
 	$(BIN)/python -m tests.chaos.run --report docs/reliability.md --json docs/reliability.json
