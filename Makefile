@@ -16,10 +16,10 @@ QUICK := not gpu and not slow
 SLOW := slow and not gpu
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-# $(1): a name, $(2): which tests, $(3): how. Many look at the clock, and a shared machine may take it from them: what
-# failed is run once more, alone, and both runs are shown. A fault fails twice.
+# $(1): a name, $(2): which tests, $(3): how. Many look at the clock, and a shared machine may take it from them: if at most
+# two failed, they run once more, alone. A fault that shows only now and then may pass that way: .ci/again names them.
 PYTEST = $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(2)
-TESTED = $(PYTEST) $(3) || $(PYTEST) --last-failed --last-failed-no-failures none
+TESTED = $(PYTEST) $(3) || { .ci/again .pytest_cache/$(1) && $(PYTEST) --last-failed --last-failed-no-failures none; }
 
 # The flow tests run whole pipelines: one at a time.
 define QUICK_TESTS

@@ -64,9 +64,15 @@ class WebhookSender:
     async def _run(self) -> None:
         while True:
             due: list[DueWebhook] = []
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 due = await self._queue.take(MAX_AT_ONCE, LEASE_MS)
                 await asyncio.gather(*(self._send(webhook) for webhook in due))
+            except StoreUnavailable:
+                pass  # what was taken comes again when its lease is over
+            except Exception:
+                # The task's edge: without it this gateway would tell nobody any more, in silence.
+                log.exception("webhooks_failed")
+                self._metrics.webhooks.labels("failed").inc()
             if not due:
                 await asyncio.sleep(POLL_S)
 
@@ -82,7 +88,7 @@ class WebhookSender:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 cause, is_final = await self._post(await self._client(), due)
-        except (httpx.HTTPError, OSError, TimeoutError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
             cause, is_final = type(error).__name__, False
         if cause is None:
             self._metrics.webhooks.labels("delivered").inc()

@@ -12,16 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.cli.tier_table import NOTHING, plain_table, tier_table
-from pipeline.ledger.dead_letters import DeadLetters, FaultLog
-from pipeline.ledger.keys import (
-    COUNTERS,
-    DEADLINES,
-    HELD,
-    LEADER,
-    lease_key,
-    running_key,
-    waiting_key,
-)
+from pipeline.ledger.backlog import read_backlog_now
+from pipeline.ledger.dead_letters import FaultLog
+from pipeline.ledger.keys import LEADER, lease_key, running_key
 from pipeline.ledger.node_board import NodeBoard
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, store_errors
@@ -87,6 +80,7 @@ def read_status(redis_url: str) -> Status:
         now_ms, beats = overview.beats()
         fleet = Fleet.decode(beats, now_ms)
         served = fleet.served_queues()
+        backlog = read_backlog_now(client)
         with store_errors():
             workers = [
                 WorkerLine(
@@ -101,21 +95,21 @@ def read_status(redis_url: str) -> Status:
             queues = [
                 QueueLine(
                     queue,
-                    int(client.zcard(waiting_key(queue))),
+                    backlog.waiting.get(queue, 0),
                     overview.num_messages(queue),
                     queue in served,
                 )
-                for queue in sorted({*overview.queues(), *served})
+                for queue in sorted({*backlog.waiting, *served})
             ]
             return Status(
                 now_ms=now_ms,
                 leader=(client.get(LEADER) or b"").decode(),
                 workers=workers,
                 queues=queues,
-                num_open=int(client.zcard(DEADLINES)),
-                num_held=int(client.scard(HELD)),
-                num_dead_letters=len(DeadLetters(client).ids()),
-                counters={k.decode(): int(v) for k, v in client.hgetall(COUNTERS).items()},
+                num_open=backlog.num_open,
+                num_held=backlog.num_held,
+                num_dead_letters=backlog.num_dead_letters,
+                counters=backlog.events,
                 nodes=NodeReport.decode(NodeBoard(client).read(fleet.nodes)),
                 faults=FaultLog(client).last(NUM_FAULTS),
             )

@@ -1,11 +1,12 @@
-"""What waits and what became of the rest, in one look: for metrics."""
+"""What waits and what became of the rest, in one look: for metrics and the status screen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import redis
 import redis.asyncio
 
 from pipeline.ledger.keys import COUNTERS, DEAD_LETTERS, DEADLINES, HELD, QUEUES, waiting_key
@@ -31,19 +32,45 @@ class Backlog:
 async def read_backlog(client: redis.asyncio.Redis) -> Backlog:
     """Two round trips. Raises `StoreUnavailable`."""
     with store_errors():
-        pipe: Any = client.pipeline(transaction=False)
-        pipe.smembers(QUEUES)
-        pipe.zcard(DEADLINES)
-        pipe.scard(HELD)
-        pipe.llen(DEAD_LETTERS)
-        pipe.hgetall(COUNTERS)
-        names, num_open, num_held, num_dead_letters, counts = await pipe.execute()
-        queues = sorted(name.decode() for name in names)
-        for queue in queues:
-            pipe.zcard(waiting_key(queue))
-        lengths = await pipe.execute()
+        totals = await _ask_totals(client).execute()
+        lengths = await _ask_lengths(client, _queues(totals)).execute()
+    return _backlog(totals, lengths)
+
+
+def read_backlog_now(client: redis.Redis) -> Backlog:
+    """The same, synchronous. Raises `StoreUnavailable`."""
+    with store_errors():
+        totals = _ask_totals(client).execute()
+        lengths = _ask_lengths(client, _queues(totals)).execute()
+    return _backlog(totals, lengths)
+
+
+# redis-py's two clients queue commands alike and differ in how they wait; `Any` stands for either.
+def _ask_totals(client: Any) -> Any:
+    pipe = client.pipeline(transaction=False)
+    pipe.smembers(QUEUES)
+    pipe.zcard(DEADLINES)
+    pipe.scard(HELD)
+    pipe.llen(DEAD_LETTERS)
+    pipe.hgetall(COUNTERS)
+    return pipe
+
+
+def _ask_lengths(client: Any, queues: Sequence[str]) -> Any:
+    pipe = client.pipeline(transaction=False)
+    for queue in queues:
+        pipe.zcard(waiting_key(queue))
+    return pipe
+
+
+def _queues(totals: Sequence[Any]) -> list[str]:
+    return sorted(name.decode() for name in totals[0])
+
+
+def _backlog(totals: Sequence[Any], lengths: Sequence[int]) -> Backlog:
+    _, num_open, num_held, num_dead_letters, counts = totals
     return Backlog(
-        waiting=dict(zip(queues, lengths, strict=True)),
+        waiting=dict(zip(_queues(totals), lengths, strict=True)),
         num_open=num_open,
         num_held=num_held,
         num_dead_letters=num_dead_letters,

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio
-from pydantic import BaseModel, ConfigDict, SecretStr
+import structlog
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.request import RequestState
+
+log = structlog.get_logger(__name__)
 
 _FIELDS_EACH = 5
 
@@ -49,19 +52,24 @@ class WebhookQueue:
         self._settle: Any = client.register_script(load_script("settle_webhook"))
 
     async def take(self, limit: int, lease_ms: int) -> list[DueWebhook]:
-        """At most `limit` that are due; each must be settled within its lease, or comes again."""
+        """At most `limit` that are due; each must be settled within its lease, or comes again.
+
+        One that this build cannot read is left to those of another, until its job is forgotten.
+        """
         with store_errors():
             reply = await self._take(keys=[], args=[limit, lease_ms])
-        return [
-            DueWebhook(
-                job_id=reply[start].decode(),
-                webhook=Webhook.model_validate_json(reply[start + 1]),
-                state=RequestState(reply[start + 2].decode()),
-                num_tries=int(reply[start + 3]),
-                ended_s=int(reply[start + 4]) // 1000,
-            )
-            for start in range(0, len(reply), _FIELDS_EACH)
-        ]
+        due = []
+        for start in range(0, len(reply), _FIELDS_EACH):
+            job_id = reply[start].decode()
+            try:
+                webhook = Webhook.model_validate_json(reply[start + 1])
+            except ValidationError:
+                log.warning("webhook_unreadable", request=job_id)
+                continue
+            state = RequestState(reply[start + 2].decode())
+            num_tries, ended_ms = int(reply[start + 3]), int(reply[start + 4])
+            due.append(DueWebhook(job_id, webhook, state, num_tries, ended_ms // 1000))
+        return due
 
     async def done(self, job_id: str) -> None:
         """It was delivered, or is given up."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Self
+from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pipeline.scheduling.stored_report import StoredReport
 
 
-class LinkReport(BaseModel):
+class LinkReport(StoredReport):
     """One direction: blocks that lie on `source`, wanted on `target`.
 
     `bytes_per_s` is the best of the block sizes, `by_block_bytes` the rate of each. `is_slow`: well
     below what a link of this `kind` should do. `at_s` is Unix time.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     source: str
     target: str
@@ -31,17 +28,6 @@ class LinkReport(BaseModel):
     def field(self) -> str:
         """Its name on the board."""
         return link_field(self.source, self.target)
-
-    @classmethod
-    def decode(cls, reports: Iterable[bytes]) -> list[Self]:
-        """Read what lies in the store; what another build wrote and we cannot read is left out."""
-        decoded = []
-        for report in reports:
-            try:
-                decoded.append(cls.model_validate_json(report))
-            except ValidationError:
-                continue
-        return sorted(decoded, key=lambda report: report.field)
 
 
 def link_field(source: str, target: str) -> str:

@@ -211,6 +211,21 @@ async def test_an_end_that_no_gateway_saw_is_told_by_the_next(rig: Rig, hook: Ho
     assert b'"job.finished"' in hook.calls[0][1]
 
 
+async def test_a_webhook_that_nobody_can_read_keeps_no_other_from_being_told(
+    rig: Rig, hook: Hook
+) -> None:
+    rig.redis.hset("request:job-strange", mapping={"webhook": '{"url": 1}', "state": "finished"})
+    rig.redis.zadd("webhooks", {"job-strange": 0})
+    async with caller(rig) as http:
+        job_id = await submit_hooked(http, hook, "[[counted]]")
+        await asyncio.to_thread(wait_until, lambda: hook.calls, 60)
+    assert f"evt_{job_id}" in hook.calls[0][1].decode()
+    # Its lease is running, so it was taken up, before the other one.
+    assert rig.redis.zscore("webhooks", "job-strange") > 0
+    rig.redis.delete("request:job-strange")
+    rig.redis.zrem("webhooks", "job-strange")
+
+
 @pytest.mark.parametrize(
     ("webhook", "param"),
     [

@@ -110,17 +110,7 @@ class Flash2:
         self, queries: torch.Tensor, packed: PackedRows, blocks: LayerBlocks
     ) -> torch.Tensor:
         """See the port."""
-        attended = self._with_cache(
-            queries[:, None],
-            blocks.keys,
-            blocks.values,
-            cache_seqlens=packed.context_lens,
-            block_table=packed.tables,
-            softmax_scale=blocks.scale,
-            causal=True,
-            window_size=blocks.window_size,
-        )
-        return attended[:, 0]
+        return _decode(self._with_cache, queries, packed, blocks, block_table=packed.tables)
 
 
 class Flash3:
@@ -154,17 +144,28 @@ class Flash3:
         self, queries: torch.Tensor, packed: PackedRows, blocks: LayerBlocks
     ) -> torch.Tensor:
         """See the port."""
-        attended = self._with_cache(
-            queries[:, None],
-            blocks.keys,
-            blocks.values,
-            cache_seqlens=packed.context_lens,
-            page_table=packed.tables,
-            softmax_scale=blocks.scale,
-            causal=True,
-            window_size=blocks.window_size,
-        )
-        return attended[:, 0]
+        return _decode(self._with_cache, queries, packed, blocks, page_table=packed.tables)
+
+
+def _decode(
+    with_cache: Callable[..., torch.Tensor],
+    queries: torch.Tensor,
+    packed: PackedRows,
+    blocks: LayerBlocks,
+    **tables: torch.Tensor,
+) -> torch.Tensor:
+    """Both versions' call, which differs in the name of the tables. (R, heads, head_dim)."""
+    attended = with_cache(
+        queries[:, None],
+        blocks.keys,
+        blocks.values,
+        cache_seqlens=packed.context_lens,
+        softmax_scale=blocks.scale,
+        causal=True,
+        window_size=blocks.window_size,
+        **tables,
+    )
+    return attended[:, 0]
 
 
 # Version 3 first: where it is installed it runs (Hopper) and is the faster one.
