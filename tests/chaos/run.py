@@ -3,14 +3,15 @@
 Run: make chaos   (or: python -m tests.chaos.run [--only TEXT] [--report FILE] [--json FILE]
                        python -m tests.chaos.run --long [--minutes N] [--seed N])
 Every stream and every line of the batch has an undisturbed twin: lost, doubled and changed mean
-against that.
+against that. The long run loads all the time, causes one fault a minute, drawn by lot, and looks
+whether memory and keys stay where they were.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import contextlib
 import random
 import shlex
 import sys
@@ -28,6 +29,7 @@ from tests.chaos.causes import SECOND_GATEWAY, WORKERS, revive, start_flower
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.load import MAX_TOKENS, Reader, prompt, start_readers
 from tests.chaos.report import Outcome, show, show_head, write_json, write_table
+from tests.chaos.watch import RETENTION_S, Watch
 from tests.flow.rig import Rig
 from tests.flow.talk import client, text_of
 
@@ -36,6 +38,8 @@ NUM_JOBS = 4  # streams at batch priority
 NUM_LINES = 130
 END_LIMIT_S = 150.0
 READ_LIMIT_S = 5.0  # a gateway that is silent for so long is left for another one
+FAULT_EVERY_S = 60.0
+NO_FAULT = Fault("-", lambda _rig: None)
 
 
 @dataclass
@@ -54,9 +58,10 @@ def http_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=READ_LIMIT_S, limits=httpx.Limits(max_connections=None))
 
 
-def make_rig(folder: Path) -> Rig:
+def make_rig(folder: Path, env: Mapping[str, str]) -> Rig:
     """Two of each worker, two gateways, cache daemon, Flower, a Redis with an append-only file."""
     env = {
+        **env,
         "POINTSMAN_WORKER_STEP_DELAY_MS": "20",
         "POINTSMAN_WORKER_CANARY_IDLE_S": "30",
         # Half a minute without workers, and the time that four of them take to start on a small machine.
@@ -131,32 +136,44 @@ async def meet(arena: Arena, fault: Fault) -> Outcome:
     return judge(arena, fault, readers, batch)
 
 
-async def run(faults: Iterable[Fault]) -> list[Outcome]:
-    """All faults in order on one pipeline."""
+async def run(faults: Iterable[Fault], *, is_long: bool) -> tuple[list[Outcome], list[str]]:
+    """All faults in order on one pipeline; after a long run also what it left behind, in words."""
+    env = {"POINTSMAN_RETENTION_S": str(RETENTION_S)} if is_long else {}
+    with pipeline(env) as rig:
+        watch = Watch(rig)
+        arena = await prepare(rig)
+        show_head()
+        outcomes = []
+        for fault in faults:
+            outcomes.append(await meet(arena, fault))
+            show(outcomes[-1])
+            if is_long:
+                watch.look()
+        return outcomes, await asyncio.to_thread(watch.verdict) if is_long else []
+
+
+@contextlib.contextmanager
+def pipeline(env: Mapping[str, str]) -> Iterator[Rig]:
+    """A pipeline in a folder of its own, both gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        rig = await asyncio.to_thread(make_rig, Path(folder))
+        rig = make_rig(Path(folder), env)
         try:
-            arena = await prepare(rig)
-            show_head()
-            outcomes = []
-            for fault in faults:
-                outcomes.append(await meet(arena, fault))
-                show(outcomes[-1])
-            return outcomes
+            yield rig
         finally:
             rig.close()
 
 
 def at_random(faults: Sequence[Fault], seed: int, minutes: float) -> Iterator[Fault]:
-    """Faults by lot until the time is over; the same seed draws the same ones."""
+    """A fault a minute by lot, and load without one between; the same seed draws the same ones."""
     lot = random.Random(seed)  # noqa: S311 - to be replayed
-    until_s = time.monotonic() + 60 * minutes
-    for number in itertools.count(1):
-        if time.monotonic() > until_s:
-            return
-        fault = lot.choice(faults)
-        sys.stdout.write(f"{number}: {fault.name}\n")
-        yield fault
+    next_s = time.monotonic()
+    until_s = next_s + 60 * minutes
+    while time.monotonic() < until_s:
+        if time.monotonic() < next_s:
+            yield NO_FAULT
+        else:
+            next_s += FAULT_EVERY_S
+            yield lot.choice(faults)
 
 
 def options() -> argparse.Namespace:
@@ -180,15 +197,16 @@ def main() -> int:
         sys.stdout.write(f"{chosen.minutes:g} minutes of random faults, --seed {seed}\n")
         faults = at_random(list(faults), seed, chosen.minutes)
     began_s = time.monotonic()
-    outcomes = asyncio.run(run(faults))
+    outcomes, left = asyncio.run(run(faults, is_long=chosen.long))
     if chosen.json is not None:
         write_json(chosen.json, outcomes)
     if chosen.report is not None:
         command = shlex.join(["python", "-m", "tests.chaos.run", *sys.argv[1:]])
         write_table(chosen.report, outcomes, command, time.monotonic() - began_s)
-    bad = [outcome.fault for outcome in outcomes if not outcome.is_good]
+    bad = [outcome.fault for outcome in outcomes if not outcome.is_good] + left
     sys.stdout.write(
-        f"{sum(outcome.requests for outcome in outcomes)} requests, {len(outcomes)} faults, "
+        f"{sum(outcome.requests for outcome in outcomes)} requests, "
+        f"{sum(outcome.fault != NO_FAULT.name for outcome in outcomes)} faults, "
         f"{len(bad)} with harm{': ' if bad else ''}{', '.join(bad)}\n"
     )
     return 1 if bad else 0
