@@ -27,6 +27,7 @@ from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect, connect_async, store_errors
 from pipeline.ledger.webhooks import WebhookQueue
 from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.request import Request
 from pipeline.protocol.stream import RequestStatus, StreamEnded, TokensArrived
 from pipeline.protocol.tokens import TokenRecord, unpack_records
@@ -142,6 +143,10 @@ class PipelineClient:
     async def status(self, request_id: str) -> RequestStatus | None:
         """Where a request stands; None if unknown. Raises `StoreUnavailable`."""
         return await self._ledger.status(request_id)
+
+    async def cache_use(self, request_id: str) -> CacheUse | None:
+        """Where its prompt's KV came from; None before its first token. Raises `StoreUnavailable`."""
+        return await self._ledger.cache_use(request_id)
 
     async def card(self, request_id: str) -> bytes | None:
         """The `card` of a request's `JobTerms`; None: there is none. Raises `StoreUnavailable`."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.protocol.cache_use import LoadReason
+from pipeline.scheduling.transfer_cost import Choice
 from workers.hbm_pool import HbmPool
-from workers.sequence import Sequence
+from workers.sequence import Peer, Sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +21,11 @@ class LoadJob:
     The engine sets `is_abandoned`; the mover then stops at
     the next block. The mover answers every job, after which it touches the blocks no more:
     num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none);
-    num_from_nvme of these blocks were not in DRAM. prefill_tokens_per_s: what recomputing is
-    measured at (0: not known). reason: why it was loaded, or was not.
+    num_from_nvme of these blocks were not in DRAM; num_from_peer came from `peer` for this job, who
+    brought the `pulled` ones of the run to DRAM.
+    prefill_tokens_per_s: what recomputing is measured at (0: not known). reason, pull_reason: see
+    `CacheUse.load` and `pull`. num_found: blocks of the head run that a tier or a peer had. The
+    seconds are about load and pull together: predicted to load, predicted to compute, taken.
     """
 
     sequence: Sequence
@@ -34,7 +38,20 @@ class LoadJob:
     num_loaded: int = 0
     num_tail_tokens: int = 0
     num_from_nvme: int = 0
-    reason: LoadReason | None = None
+    num_from_peer: int = 0
+    num_found: int = 0
+    pulled: range = range(0)
+    peer: Peer | None = None
+    reason: LoadReason = LoadReason.UNAVAILABLE
+    pull_reason: LoadReason | None = None
+    estimated_s: float = 0.0
+    compute_s: float = 0.0
+    taken_s: float = 0.0
+
+    def weigh(self, choice: Choice) -> None:
+        """A decision was taken about it."""
+        self.estimated_s += choice.load_s
+        self.compute_s = max(self.compute_s, choice.compute_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -31,9 +31,9 @@ class LoadReport:
 
 
 class BlockLoader:
-    """Serves load jobs, one at a time, on the mover's thread. Errors of the client are the caller's.
+    """Serves load jobs, one at a time, on the mover's thread.
 
-    Every load has a deadline: one that is late keeps the verified head run that has come.
+    Errors of the client are the caller's: the job then tells what it got before. Every load has a deadline: one that is late keeps the verified head run that has come.
     """
 
     def __init__(self, pool: HbmPool, block_tokens: int, cost: TransferCost) -> None:
@@ -46,10 +46,12 @@ class BlockLoader:
         began_s = time.perf_counter()
         wanted = job.keys if job.tail_key is None else [*job.keys, job.tail_key]
         num_dram, num_all = client.locate(wanted)
+        job.num_found = max(job.num_found, num_all)
         choice = self._cost.choose(
             self._run(num_dram, num_all), job.prefill_tokens_per_s, time.monotonic()
         )
         job.reason = choice.reason
+        job.weigh(choice)
         keys = wanted[: choice.num_tokens // self._block_tokens]
         report = LoadReport()
         if keys:
@@ -57,6 +59,7 @@ class BlockLoader:
             if len(keys) <= num_dram:
                 report.promotion_s = 0.0  # nothing was waited for
             took_s = time.perf_counter() - began_s
+            job.taken_s += took_s
             fixed_s = took_s - report.copy_s - report.promotion_s
             self._cost.count_copy(report.num_bytes, report.copy_s, fixed_s, time.monotonic())
             self._cost.count_promotion(report.num_promoted_bytes, report.promotion_s)
@@ -101,8 +104,8 @@ class BlockLoader:
             report.copy_s = time.perf_counter() - acquired_s
             client.release(lease)
         report.num_bytes = num_copied * self._pool.block_bytes
-        if num_copied < len(keys) and time.perf_counter() > limit_s:
-            job.reason = LoadReason.LATE
+        if num_copied < len(keys) and not job.is_abandoned:
+            job.reason = _cut_reason(report, is_late=time.perf_counter() > limit_s)
 
     def _copy(
         self,
@@ -122,8 +125,16 @@ class BlockLoader:
                 return index
             self._pool.finish_write(block_id)
             job.num_from_nvme += block.tier is Tier.NVME
+            job.num_from_peer += block.tier is Tier.DRAM and index in job.pulled
             if index < len(job.keys):
                 job.num_loaded += 1
             else:
                 job.num_tail_tokens = block.num_tokens
         return len(lease.blocks)
+
+
+def _cut_reason(report: LoadReport, *, is_late: bool) -> LoadReason:
+    """Why less came than was chosen."""
+    if report.is_truncated:
+        return LoadReason.REFUSED
+    return LoadReason.LATE if is_late else LoadReason.GONE

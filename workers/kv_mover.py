@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
+from pipeline.protocol.cache_use import LoadReason
 from pipeline.scheduling.transfer_cost import LoadPolicy, TransferCost
 from tiering.errors import LayoutMismatch, TieringError
 from tiering.kvd.client import KvdClient
@@ -207,7 +208,11 @@ class KvdMover:
 
     def _load(self, client: KvdClient, job: LoadJob) -> None:
         started_s = time.perf_counter()
-        report = self._loader.load(client, job)
+        try:
+            report = self._loader.load(client, job)
+        except TieringError:
+            job.reason = LoadReason.UNAVAILABLE
+            raise
         self._count(
             num_truncated_loads=int(report.is_truncated),
             num_loaded_blocks=job.num_loaded + bool(job.num_tail_tokens),

@@ -11,13 +11,14 @@ from pipeline.errors import StoreUnavailable
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.scheduling.fleet import DEAD_S, Fleet, node_of
 from tiering.kvd.peers import MAX_PEERS
+from workers.sequence import Peer
 
 KEPT_S = 5.0  # a node that came or went is noticed that late
 
 
 @dataclass(slots=True)
 class PeerBook:
-    """Addresses by node, from the heartbeats, looked up when somebody asks.
+    """Peers, one a node, from the heartbeats, looked up when somebody asks.
 
     `namespace`: only nodes that run the same model and layout.
     """
@@ -25,36 +26,37 @@ class PeerBook:
     node: str
     namespace: str
     overview: LedgerOverview
-    _addresses: dict[str, str] = field(default_factory=dict)
+    _peers: tuple[Peer, ...] = ()
     _read_at_s: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def peers_for(self, came_from: str) -> tuple[str, ...]:
+    def peers_for(self, came_from: str) -> tuple[Peer, ...]:
         """Where to ask for the blocks of a request that the worker `came_from` had before.
 
         That worker's node first; where nodes are few, all others behind it, for they may have the
         prefix from other requests. Where they are many nobody asks around.
         """
-        addresses = self._known()
-        first = addresses.get(node_of(came_from))
-        others = [address for address in addresses.values() if address != first]
-        if len(addresses) > MAX_PEERS:
+        peers = self._known()
+        node = node_of(came_from)
+        first = [peer for peer in peers if peer.node == node]
+        others = [peer for peer in peers if peer.node != node]
+        if len(peers) > MAX_PEERS:
             others = []
-        return (*([first] if first else []), *others)[:MAX_PEERS]
+        return (*first, *others)[:MAX_PEERS]
 
-    def _known(self) -> dict[str, str]:
+    def _known(self) -> tuple[Peer, ...]:
         with self._lock:
             now_s = time.monotonic()
             if now_s - self._read_at_s > KEPT_S:
                 self._read_at_s = now_s
                 with suppress(StoreUnavailable):  # what was known last is better than nothing
-                    self._addresses = self._read()
-            return self._addresses
+                    self._peers = self._read()
+            return self._peers
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> tuple[Peer, ...]:
         now_ms, beats = self.overview.beats()
         fleet = Fleet.decode(beats, now_ms)
-        return {
+        addresses = {
             state.node: state.peer_address
             for name, state in sorted(fleet.workers.items())
             if state.peer_address
@@ -62,3 +64,4 @@ class PeerBook:
             and state.namespace == self.namespace
             and fleet.ages_s[name] < DEAD_S
         }
+        return tuple(Peer(node, address) for node, address in addresses.items())

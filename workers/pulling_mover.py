@@ -107,6 +107,7 @@ class PullingMover:
             if client is not None:
                 self._pull(client, job)
         except TieringError as error:
+            job.pull_reason = LoadReason.UNAVAILABLE
             log.warning("kv_pull_failed", reason=str(error), retry_in_s=_RETRY_S)
             self._retry_at_s = time.monotonic() + _RETRY_S
             self._disconnect()
@@ -116,33 +117,43 @@ class PullingMover:
         num_here = client.find(keys)
         if num_here == len(keys):
             return
-        offers = client.survey(keys, job.sequence.peers, wait_s=_SURVEY_S)
+        peers = {peer.address: peer for peer in job.sequence.peers}
+        offers = client.survey(keys, list(peers), wait_s=_SURVEY_S)
         best = max(offers, key=lambda offer: offer.num_blocks)
         link = self._link_to(best.peer)
+        job.num_found = max(num_here, best.num_blocks)
+        job.pulled = range(num_here, num_here)
         for may_try in (True, False):
             if num_here >= best.num_blocks or job.is_abandoned:
                 return
             run = Run((best.num_blocks - num_here) * self._block_tokens, 0)
             choice = link.choose(run, job.prefill_tokens_per_s, time.monotonic())
+            job.peer, job.pull_reason = peers[best.peer], choice.reason
+            job.weigh(choice)
             if not choice.num_tokens:
                 return
             end = best.num_blocks
             if may_try and choice.reason in (LoadReason.UNMEASURED, LoadReason.PROBE):
                 end = min(num_here + _TRIAL_BLOCKS, end)
+            asked_s = time.perf_counter()
             result = client.pull(keys[:end], [best.peer], wait_s=choice.limit_s)
+            is_late = time.perf_counter() - asked_s >= choice.limit_s
             moved_s = max(result.seconds - best.seconds, 1e-6)
             link.count_copy(result.num_bytes, moved_s, best.seconds, time.monotonic())
+            job.taken_s += result.seconds
+            job.pulled = range(job.pulled.start, result.num_found)
             log.debug(
                 "blocks_pulled",
-                peer=best.peer,
+                peer=job.peer.node,
                 reason=str(choice.reason),
                 num_blocks=result.num_blocks,
                 num_wanted=end - num_here,
                 seconds=result.seconds,
                 prefill_tokens_per_s=job.prefill_tokens_per_s,
             )
-            if result.num_found < end:
-                return  # late, or gone: the rest is computed
+            if result.num_found < end:  # the rest is computed
+                job.pull_reason = LoadReason.LATE if is_late else LoadReason.GONE
+                return
             num_here = result.num_found
 
     def _link_to(self, peer: str) -> TransferCost:

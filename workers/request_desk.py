@@ -20,7 +20,7 @@ from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.tasks.results import TaskResult
 from tiering.block_hash import owner_tag, tail_key
-from workers.sequence import Sequence
+from workers.sequence import Peer, Sequence
 from workers.step_loop import Engine, EngineStopped
 from workers.token_grammar import TokenGrammar
 from workers.token_sink import TokenSink
@@ -59,7 +59,7 @@ class RequestDesk:
     grammar_for: Callable[[ClaimedRequest], TokenGrammar | None]
     engine: Engine = field(init=False)
     sink: TokenSink = field(init=False)
-    peers_for: Callable[[str], tuple[str, ...]] = lambda _: ()
+    peers_for: Callable[[str], tuple[Peer, ...]] = lambda _: ()
     _tickets: dict[str, Ticket] = field(default_factory=dict)
     _attempts: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -125,7 +125,7 @@ class RunBook:
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt_tokens)
             self._meter.num_cached_tokens += sequence.num_cached
             use = run.cache_use
-            num_below = min(use.dram_tokens + use.nvme_tokens, sequence.num_cached)
+            num_below = min(use.num_loaded, sequence.num_cached)
             sequence.cache_use = use.model_copy(
                 update={"hbm_tokens": sequence.num_cached - num_below}
             )

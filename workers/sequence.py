@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
@@ -27,6 +28,13 @@ class SequencePhase(Enum):
     DONE = auto()
 
 
+class Peer(NamedTuple):
+    """Another node that may have a sequence's blocks, and where its cache daemon lends them."""
+
+    node: str
+    address: str
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One attempt at one request on this worker; owned by the engine thread once submitted.
@@ -47,7 +55,7 @@ class Sequence:
     priority: Priority = Priority.NORMAL
     tenant: str = "default"
     owner: bytes = b""  # whom the tiers count its blocks for, see `owner_tag`
-    peers: tuple[str, ...] = ()  # where other nodes may have its blocks, see `PeerBook`
+    peers: tuple[Peer, ...] = ()  # the likeliest first, see `PeerBook`
     num_logged: int = 0
     hands_over: bool = False
     tail_key: bytes | None = None

@@ -75,9 +75,20 @@ class SequenceRun:
     def count_load(self, job: LoadJob, block_tokens: int) -> None:
         """Note where the loaded tokens came from."""
         nvme_tokens = job.num_from_nvme * block_tokens
+        peer_tokens = job.num_from_peer * block_tokens
         num_tokens = job.num_loaded * block_tokens + job.num_tail_tokens
+        num_missed = max(min(job.num_found, len(job.keys)) - job.num_loaded, 0)
         self.cache_use = CacheUse(
-            dram_tokens=max(num_tokens - nvme_tokens, 0), nvme_tokens=nvme_tokens, load=job.reason
+            dram_tokens=max(num_tokens - nvme_tokens - peer_tokens, 0),
+            nvme_tokens=nvme_tokens,
+            peer_tokens=peer_tokens,
+            recomputed_tokens=num_missed * block_tokens,
+            load=job.reason,
+            pull=job.pull_reason,
+            peer=job.peer.node if job.peer is not None else None,
+            estimated_ms=_ms(job.estimated_s),
+            compute_ms=_ms(job.compute_s),
+            taken_ms=_ms(job.taken_s),
         )
 
     def take_prompt_records(self) -> list[TokenRecord] | None:
@@ -106,3 +117,8 @@ class SequenceRun:
         self.sequence.block_ids = []
         self.num_settled_blocks = 0
         self.num_tabled = 0
+
+
+def _ms(seconds: float) -> float | None:
+    """None for what is not known: 0, or infinite where nothing ever came."""
+    return round(seconds * 1e3, 3) if 0 < seconds < float("inf") else None

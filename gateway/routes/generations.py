@@ -8,6 +8,7 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from gateway.cache_header import tell_cache_use
 from gateway.metrics import Event
 from gateway.services import Services
 from gateway.sse import ChunkWriter, event_stream
@@ -65,7 +66,9 @@ async def _whole(services: Services, generation: Generation, request: Request) -
         services.drain,
         lambda: _abandon(services, generation),
     )
-    return Response(orjson.dumps(answer), media_type="application/json")
+    response = Response(orjson.dumps(answer), media_type="application/json")
+    await tell_cache_use(services, generation, response)
+    return response
 
 
 def _events(services: Services, generation: Generation) -> AsyncGenerator[Event, None]:

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from gateway.cache_header import tell_cache_use
 from gateway.http_errors import NotFound
 from gateway.job_events import resume_point
 from gateway.job_object import text_of
@@ -146,7 +147,9 @@ async def _run(
     refused = refusal_of(ending)
     if refused is not None:
         raise refused
-    return json_answer(head.ended(outcome.text, ending, outcome.usage or RequestUsage(0, 0, 0)))
+    answer = json_answer(head.ended(outcome.text, ending, outcome.usage or RequestUsage(0, 0, 0)))
+    await tell_cache_use(services, generation, answer)
+    return answer
 
 
 def _stream(

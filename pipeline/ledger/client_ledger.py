@@ -19,8 +19,9 @@ from pipeline.ledger.admission import (
 from pipeline.ledger.keys import request_key, scores_key, tokens_key
 from pipeline.ledger.messages import QueueMessage, decode_messages
 from pipeline.ledger.scripts import load_script
-from pipeline.ledger.status import STATUS_FIELDS, read_status
+from pipeline.ledger.status import STATUS_FIELDS, read_cache_use, read_status
 from pipeline.ledger.store import store_errors
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import JobTerms, Priority, Request, RequestState, pack_tokens
 from pipeline.protocol.stream import RequestStatus
@@ -145,6 +146,12 @@ class ClientLedger:
             client: Any = self._client
             data: bytes | None = await client.get(scores_key(request_id))
             return data
+
+    async def cache_use(self, request_id: str) -> CacheUse | None:
+        """Where the KV of its prompt came from; None before its first token."""
+        with store_errors():
+            client: Any = self._client
+            return read_cache_use(await client.hget(request_key(request_id), "cache_use") or b"")
 
     async def card(self, request_id: str) -> bytes | None:
         """What came with a request to be shown again; None: nothing, or dropped."""

@@ -55,5 +55,10 @@ def read_status(
         times=RequestTimes(**times),
         workers=tuple(fields["workers"].split()),
         body_digest=fields["body_digest"],
-        cache_use=CacheUse.model_validate_json(use) if (use := fields["cache_use"]) else None,
+        cache_use=read_cache_use(fields["cache_use"]),
     )
+
+
+def read_cache_use(value: str | bytes) -> CacheUse | None:
+    """What the field `cache_use` says; None if it is empty."""
+    return CacheUse.model_validate_json(value) if value else None

@@ -64,11 +64,16 @@ class Run(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Load `num_tokens` (0: recompute all), for `reason`, and give up after `limit_s` seconds."""
+    """Load `num_tokens` (0: recompute all), for `reason`, and give up after `limit_s` seconds.
+
+    Predicted seconds of what was weighed, to load it and to compute it; 0 where nothing was.
+    """
 
     num_tokens: int
     reason: LoadReason
     limit_s: float
+    load_s: float = 0.0
+    compute_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -126,11 +131,14 @@ class TransferCost:
             return run.num_tokens / prefill_tokens_per_s - self.load_s(run)
 
         best = max((run for run in runs if run.num_tokens), key=saved_s)
-        if saved_s(best) > 0:
-            return Choice(best.num_tokens, LoadReason.FASTER, _limit_s(self.load_s(best)))
-        per_token_s = (self.load_s(best) - self.fixed_s) / best.num_tokens
+        load_s, compute_s = self.load_s(best), best.num_tokens / prefill_tokens_per_s
+        if load_s < compute_s:
+            limit_s = _limit_s(load_s)
+            return Choice(best.num_tokens, LoadReason.FASTER, limit_s, load_s, compute_s)
+        per_token_s = (load_s - self.fixed_s) / best.num_tokens
         is_slow = per_token_s * prefill_tokens_per_s >= 1
-        return Choice(0, LoadReason.SLOW_LINK if is_slow else LoadReason.TOO_SHORT, 0.0)
+        reason = LoadReason.SLOW_LINK if is_slow else LoadReason.TOO_SHORT
+        return Choice(0, reason, 0.0, load_s, compute_s)
 
 
 def _limit_s(predicted_s: float) -> float:

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from gateway.auth import tenant_salt
+from pipeline.protocol.cache_use import CacheUse
 from tests.flow.rig import Rig, wait_until
 from tests.flow.talk import (
     JobReading,
@@ -97,7 +98,7 @@ async def test_c114_eviction_while_in_use(make_rig: Callable[..., Rig]) -> None:
         assert sum(tier.slots_by_state.values()) == tier.num_slots
 
 
-async def test_a_job_tells_where_its_kv_came_from_and_metrics_sum_it_up(
+async def test_jobs_and_answers_tell_where_their_kv_came_from_and_metrics_sum_it_up(
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig(env=NO_HBM_CACHE)
@@ -109,10 +110,12 @@ async def test_a_job_tells_where_its_kv_came_from_and_metrics_sum_it_up(
             uses.append((await http.get(f"/v1/jobs/{job_id}")).json()["cache"])
             rig.wait_at_rest()
 
-    nothing = {"hbm_tokens": 0, "dram_tokens": 0, "nvme_tokens": 0}
+    nothing = CacheUse().model_dump()
+    taken_ms = uses[1]["taken_ms"]
+    assert taken_ms > 0
     assert uses == [
         {**nothing, "load": "absent"},
-        {**nothing, "dram_tokens": 96, "load": "always"},
+        {**nothing, "dram_tokens": 96, "load": "always", "taken_ms": taken_ms},
     ]
     prefix = "pointsman_worker_kv_load"
     dram = '{role="prefill",tier="dram",worker="prefill-0@node-a"}'
@@ -123,6 +126,16 @@ async def test_a_job_tells_where_its_kv_came_from_and_metrics_sum_it_up(
     )
     assert rig.metric(f"{prefix}_seconds{dram}") > 0
     assert rig.metric(f'{prefix}s{{reason="absent"') > 0
+
+    async with client(rig) as http:
+        fields = request_body(tokens(1, 100), max_tokens=4)
+        whole = await http.post("/v1/completions", json=fields)
+        streamed = await http.post("/v1/completions", json=fields | {"stream": True})
+    told = dict(pair.split("=") for pair in whole.headers["x-pointsman-kv"].split(", "))
+    assert float(told.pop("taken_ms")) > 0
+    expected = {"hbm": "0", "dram": "96", "nvme": "0", "peer": "0", "computed": "4"}
+    assert told == expected | {"load": "always"}
+    assert "x-pointsman-kv" not in streamed.headers, "it is sent before this is known"
 
 
 def start_again(rig: Rig) -> None:

@@ -32,6 +32,13 @@ def warm(engine: Any, sequence: MakeSequence, prompt: list[int]) -> None:
     engine.forget_cached()
 
 
+def told(sequence: Sequence) -> CacheUse:
+    """Its cache use without the times."""
+    assert sequence.cache_use is not None
+    times = dict.fromkeys(("estimated_ms", "compute_ms", "taken_ms"))
+    return sequence.cache_use.model_copy(update=times)
+
+
 def test_a_request_tells_which_tier_gave_it_how_many_tokens(
     engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
 ) -> None:
@@ -52,10 +59,12 @@ def test_a_request_tells_which_tier_gave_it_how_many_tokens(
     from_disk = sequence("disk", list(prompt))
     other.run(from_disk)
 
-    assert cold.cache_use == CacheUse(load=LoadReason.ABSENT)
-    assert hot.cache_use == CacheUse(hbm_tokens=96)
-    assert warm_one.cache_use == CacheUse(dram_tokens=96, load=LoadReason.ALWAYS)
-    assert from_disk.cache_use == CacheUse(nvme_tokens=96, load=LoadReason.ALWAYS)
+    assert told(cold) == CacheUse(load=LoadReason.ABSENT)
+    assert told(hot) == CacheUse(hbm_tokens=96)
+    assert told(warm_one) == CacheUse(dram_tokens=96, load=LoadReason.ALWAYS)
+    assert told(from_disk) == CacheUse(nvme_tokens=96, load=LoadReason.ALWAYS)
+    taken = [each.cache_use.taken_ms for each in (cold, hot, warm_one, from_disk)]
+    assert [ms is not None for ms in taken] == [False, False, True, True]
     mover = other.engine.stats().mover
     assert mover.num_promoted_bytes == 6 * 512
     assert mover.promotion_s > 0
@@ -92,6 +101,10 @@ def test_where_computing_is_faster_than_loading_it_is_computed_and_the_reason_is
         assert again.cache_use is not None
         reasons.append(again.cache_use.load)
         assert again.num_cached == (16 if reasons[-1] is LoadReason.UNMEASURED else 0)
+        assert again.cache_use.recomputed_tokens == 16 - again.num_cached
+    assert again.cache_use is not None
+    assert again.cache_use.estimated_ms > again.cache_use.compute_ms > 0
+    assert again.cache_use.taken_ms is None
     assert reasons == [LoadReason.UNMEASURED, LoadReason.TOO_SHORT, LoadReason.TOO_SHORT]
     assert engine.engine.stats().mover.load_reasons == {
         "absent": 1,
@@ -115,7 +128,11 @@ def test_where_computing_is_slow_the_blocks_are_loaded(
         engine.run(again)
         engine.wait_at_rest()
         engine.forget_cached()
-    assert again.cache_use == CacheUse(dram_tokens=384, load=LoadReason.FASTER)
+    assert told(again) == CacheUse(dram_tokens=384, load=LoadReason.FASTER)
+    use = again.cache_use
+    assert use is not None
+    assert 0 < use.estimated_ms < use.compute_ms
+    assert use.taken_ms > 0
 
 
 class LateClient(KvdClient):
@@ -144,7 +161,9 @@ def test_a_late_load_keeps_what_has_come_and_the_rest_is_computed(
     late = sequence("late", list(prompt))
     assert engine.run(late) == [expected]
     # The third block was under way at the deadline, and came whole.
-    assert late.cache_use == CacheUse(dram_tokens=48, load=LoadReason.LATE)
+    assert told(late) == CacheUse(dram_tokens=48, recomputed_tokens=48, load=LoadReason.LATE)
+    assert late.cache_use is not None
+    assert late.cache_use.taken_ms > 2000
     assert engine.engine.stats().num_prefill_tokens == 52
     engine.wait_at_rest()
 
@@ -206,5 +225,40 @@ def test_settings_can_forbid_loads(
         engine.run(again)
         engine.wait_at_rest()
         engine.forget_cached()
-        assert again.cache_use == CacheUse(load=LoadReason.NEVER)
+        assert told(again) == CacheUse(recomputed_tokens=96, load=LoadReason.NEVER)
     assert engine.engine.stats().mover.num_loaded_blocks == 0
+
+
+class ForgetfulClient(KvdClient):
+    """A client whose blocks are dropped between the question and the load, from the third on."""
+
+    def acquire(self, keys: Any, **options: Any) -> BlockLease:
+        self.discard(keys[2:])
+        return super().acquire(keys, **options)
+
+
+def test_blocks_that_leave_their_tier_before_they_are_loaded_are_told_to_be_gone(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(7), 100)
+    expected = engines.reference(prompt)
+    warm(engines.start(mover=kvd.mover("first")), sequence, prompt)
+    mover = KvdMover(
+        lambda: ForgetfulClient(kvd.socket_path, 512, "forgets", timeout_s=5.0),
+        max_pending_blocks=8,
+        policy=LoadPolicy.ALWAYS,
+    )
+    again = sequence("again", list(prompt))
+    assert engines.start(mover=mover).run(again) == [expected]
+    assert told(again) == CacheUse(dram_tokens=32, recomputed_tokens=64, load=LoadReason.GONE)
+
+
+def test_without_a_daemon_the_reason_is_that(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(8), 100)
+    engine = engines.start(mover=kvd.mover())
+    kvd.kill()
+    asked = sequence("asked", list(prompt))
+    engine.run(asked)
+    assert told(asked) == CacheUse(load=LoadReason.UNAVAILABLE)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from pipeline.protocol.cache_use import LoadReason
 from pipeline.scheduling.transfer_cost import LoadPolicy
 from tiering.kvd.stats import LendingStats
 from workers.hbm_pool import HostPool
 from workers.kv_jobs import LoadJob, StoreJob
 from workers.pulling_mover import PullingMover
-from workers.sequence import Sequence
+from workers.sequence import Peer, Sequence
 
 if TYPE_CHECKING:
     from conftest import Kvd
@@ -101,7 +102,7 @@ def pulling(here: Node) -> Iterator[Callable[[LoadPolicy], PullingMover]]:
 
 
 def wanted(sequence: MakeSequence, peer: str, **fields: Any) -> LoadJob:
-    asking = sequence("r", [1], peers=(peer,))
+    asking = sequence("r", [1], peers=(Peer("there", peer),))
     return LoadJob(asking, KEYS, list(range(30, 30 + NUM_BLOCKS)), **fields)
 
 
@@ -118,6 +119,9 @@ def test_blocks_of_another_node_are_pulled_and_loaded_byte_for_byte(
     assert job.num_loaded == NUM_BLOCKS
     assert np.array_equal(here.pool.blocks[30:50], there.pool.blocks[:20])
     assert there.lending().num_blocks == NUM_BLOCKS
+    assert (job.pull_reason, job.num_from_peer) == (LoadReason.ALWAYS, NUM_BLOCKS)
+    assert job.peer is not None
+    assert job.peer.node == "there"
 
 
 def test_a_link_is_measured_with_a_few_blocks_and_left_alone_when_computing_is_faster(
@@ -128,6 +132,9 @@ def test_a_link_is_measured_with_a_few_blocks_and_left_alone_when_computing_is_f
     mover.load(job)
     here.wait(job)
     assert 0 < there.lending().num_blocks < NUM_BLOCKS
+    assert job.pull_reason in (LoadReason.SLOW_LINK, LoadReason.TOO_SHORT)
+    assert (job.num_found, job.num_from_peer) == (NUM_BLOCKS, job.num_loaded)
+    assert job.estimated_s > job.compute_s > 0
 
 
 def test_a_link_that_is_faster_than_computing_brings_all(
@@ -148,6 +155,7 @@ def test_nothing_is_pulled_where_loads_are_not_wanted(
     mover.load(job)
     here.wait(job)
     assert (job.num_loaded, there.lending().num_blocks) == (0, 0)
+    assert (job.pull_reason, job.num_found) == (LoadReason.NEVER, NUM_BLOCKS)
 
 
 def test_a_peer_that_is_gone_is_a_miss(

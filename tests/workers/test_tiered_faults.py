@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.protocol.cache_use import LoadReason
 from pipeline.protocol.failure import Ending, FinishReason
 from workers.models.digest import DigestRunner
 from workers.sequence import Sequence
@@ -178,6 +179,9 @@ def test_a_block_with_wrong_bytes_cuts_the_run_there(
     again = sequence("r2", prompt)
     assert engine.run(again) == [expected]
     assert again.num_cached == hurt * BLOCK
+    assert again.cache_use is not None
+    assert again.cache_use.load is LoadReason.REFUSED
+    assert again.cache_use.recomputed_tokens == (6 - hurt) * BLOCK
     assert engine.engine.stats().mover.num_truncated_loads == 1
 
 
