@@ -58,7 +58,9 @@ class Worker:
         self._links = StoreLinks(shared, self.worker_id)
         self._model = ServedModel(shared, settings)
         self._daemon = self._find_daemon()
-        peers = PeerBook(shared.node, self._model.namespace, self._links.overview())
+        peers = PeerBook(
+            shared.node, self._model.namespace, self._links.overview(), self._links.board()
+        )
         self._desk = RequestDesk(
             self.worker_id,
             self._queues,

@@ -8,12 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.errors import StoreUnavailable
+from pipeline.ledger.node_board import NodeBoard
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.scheduling.fleet import DEAD_S, Fleet, node_of
+from pipeline.scheduling.link_report import LinkReport, link_field
 from tiering.kvd.peers import MAX_PEERS
 from workers.sequence import Peer
 
 KEPT_S = 5.0  # a node that came or went is noticed that late
+LINK_KEPT_S = 86_400.0  # an older measurement of a link says little
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class PeerBook:
     node: str
     namespace: str
     overview: LedgerOverview
+    board: NodeBoard
     _peers: tuple[Peer, ...] = ()
     _read_at_s: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,4 +68,10 @@ class PeerBook:
             and state.namespace == self.namespace
             and fleet.ages_s[name] < DEAD_S
         }
-        return tuple(Peer(node, address) for node, address in addresses.items())
+        names = [link_field(node, self.node) for node in addresses]
+        links = {
+            link.source: link
+            for link in LinkReport.decode(self.board.read_some_links(names))
+            if now_ms / 1000 - link.at_s < LINK_KEPT_S
+        }
+        return tuple(Peer(node, address, links.get(node)) for node, address in addresses.items())

@@ -15,6 +15,7 @@ from tiering.errors import TieringError
 from tiering.kvd.client import KvdClient
 from workers.hbm_pool import HbmPool
 from workers.kv_jobs import Deliver, KvMover, LoadJob, MoverStats, PrefetchJob, StoreJob
+from workers.sequence import Peer
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +29,8 @@ class PullingMover:
     """A `KvMover` around another one; see the port.
 
     Whether a pull is worth its time is asked of `TransferCost`, one for each peer, whose rate is the
-    link's. A link that is not known, or not known any more, is measured with a few blocks first. A
+    link's, at first as `pointsman link-test` found it. A link that is not known, or not known any more,
+    is measured with a few blocks first. A
     pull has a thread and a connection of its own, so that loads from this node do not wait for it.
     """
 
@@ -120,7 +122,7 @@ class PullingMover:
         peers = {peer.address: peer for peer in job.sequence.peers}
         offers = client.survey(keys, list(peers), wait_s=_SURVEY_S)
         best = max(offers, key=lambda offer: offer.num_blocks)
-        link = self._link_to(best.peer)
+        link = self._link_to(peers[best.peer])
         job.num_found = max(num_here, best.num_blocks)
         job.pulled = range(num_here, num_here)
         for may_try in (True, False):
@@ -156,9 +158,13 @@ class PullingMover:
                 return
             num_here = result.num_found
 
-    def _link_to(self, peer: str) -> TransferCost:
-        link = self._links.setdefault(peer, TransferCost(self._token_bytes, self._policy))
-        self._links.move_to_end(peer)
+    def _link_to(self, peer: Peer) -> TransferCost:
+        link = self._links.get(peer.address)
+        if link is None:
+            link = self._links[peer.address] = TransferCost(self._token_bytes, self._policy)
+            if peer.link is not None:
+                link.expect(peer.link.bytes_per_s, peer.link.round_trip_s, time.monotonic())
+        self._links.move_to_end(peer.address)
         if len(self._links) > _MAX_LINKS:
             self._links.popitem(last=False)
         return link

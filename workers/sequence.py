@@ -11,6 +11,7 @@ from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.tokens import TokenRecord
+from pipeline.scheduling.link_report import LinkReport
 from workers.token_grammar import TokenGrammar
 
 
@@ -29,10 +30,14 @@ class SequencePhase(Enum):
 
 
 class Peer(NamedTuple):
-    """Another node that may have a sequence's blocks, and where its cache daemon lends them."""
+    """Another node that may have a sequence's blocks, and where its cache daemon lends them.
+
+    `link`: what `pointsman link-test` measured from there to here, if it is not long ago.
+    """
 
     node: str
     address: str
+    link: LinkReport | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import redis
@@ -37,6 +37,12 @@ class NodeBoard:
         """Replace what is known of one link; it stays until it is measured again."""
         with store_errors():
             self._client.hset(LINKS, name, report_json)
+
+    def read_some_links(self, names: Sequence[str]) -> list[bytes]:
+        """Those of these links that were ever measured."""
+        with store_errors():
+            reports = self._client.hmget(LINKS, list(names)) if names else []
+            return [report for report in reports if report is not None]
 
     def read_links(self) -> list[bytes]:
         """All links that were ever measured."""

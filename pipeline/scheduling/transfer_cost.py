@@ -17,6 +17,7 @@ _KEPT = 0.9  # of the past, at each measurement
 _PROBE_AFTER_S = 30.0
 _UNMEASURED_LIMIT_S = 2.0
 _SLACK, _LEAST_SLACK_S = 3.0, 0.15
+_HEARSAY_S = 0.05  # what a rate that others measured weighs: our own soon outweigh it
 
 
 class LoadPolicy(StrEnum):
@@ -89,6 +90,13 @@ class TransferCost:
     _dram: Rate = field(default_factory=Rate)
     _nvme: Rate = field(default_factory=Rate)
     _measured_s: float = 0.0
+
+    def expect(self, bytes_per_s: float, fixed_s: float, now_s: float) -> None:
+        """Begin with what somebody else measured; nothing after the first measurement of our own."""
+        if not self._measured_s:
+            self._dram.add(bytes_per_s * _HEARSAY_S, _HEARSAY_S)
+            self.fixed_s = fixed_s
+            self._measured_s = now_s
 
     def count_copy(self, num_bytes: int, seconds: float, fixed_s: float, now_s: float) -> None:
         """A load copied so much out of DRAM; `fixed_s` is what it took beside that."""

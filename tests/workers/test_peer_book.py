@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from pipeline.ledger.node_board import NodeBoard
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.scheduling.fleet import Role, WorkerState, node_of
-from workers.peer_book import PeerBook
+from pipeline.scheduling.link_report import LinkReport
+from workers.peer_book import LINK_KEPT_S, PeerBook
 from workers.sequence import Peer
 
 
@@ -33,7 +37,8 @@ def ledger(redis_url: str) -> WorkerLedger:
 
 
 def book(redis_url: str) -> PeerBook:
-    return PeerBook("here", "ns", LedgerOverview(connect(redis_url)))
+    client = connect(redis_url)
+    return PeerBook("here", "ns", LedgerOverview(client), NodeBoard(client))
 
 
 def addresses(known: PeerBook, came_from: str) -> tuple[str, ...]:
@@ -52,6 +57,34 @@ def test_the_node_that_had_the_request_comes_first_and_others_behind_it(
     assert addresses(known, "both-0@gone#9") == ("a:1", "b:1")
 
 
+def link(source: str, target: str, *, age_s: float = 60.0) -> LinkReport:
+    return LinkReport(
+        source=source,
+        target=target,
+        round_trip_s=0.001,
+        bytes_per_s=1e8,
+        kind="wire",
+        nominal_bytes_per_s=1.25e8,
+        is_slow=False,
+        by_block_bytes={1 << 20: 1e8},
+        at_s=time.time() - age_s,
+    )
+
+
+def test_a_peer_comes_with_what_a_link_test_found_lately_on_the_way_from_there_to_here(
+    redis_url: str, ledger: WorkerLedger
+) -> None:
+    for node in ("a", "b", "c"):
+        beat(ledger, node, f"{node}:1")
+    board = NodeBoard(connect(redis_url))
+    measured = link("a", "here")
+    for report in (measured, link("b", "here", age_s=2 * LINK_KEPT_S), link("here", "c")):
+        board.post_link(report.field, report.model_dump_json())
+    board.post_link("unreadable>here", "{}")
+    peers = book(redis_url).peers_for("")
+    assert peers == (Peer("a", "a:1", measured), Peer("b", "b:1"), Peer("c", "c:1"))
+
+
 def test_in_a_large_fleet_nobody_is_asked_but_the_node_that_had_the_request(
     redis_url: str, ledger: WorkerLedger
 ) -> None:
@@ -63,7 +96,8 @@ def test_in_a_large_fleet_nobody_is_asked_but_the_node_that_had_the_request(
 
 
 def test_what_was_known_stays_while_the_store_is_away() -> None:
-    away = PeerBook("here", "ns", LedgerOverview(connect("redis://127.0.0.1:9", timeout_s=0.2)))
+    client = connect("redis://127.0.0.1:9", timeout_s=0.2)
+    away = PeerBook("here", "ns", LedgerOverview(client), NodeBoard(client))
     assert away.peers_for("both-0@b#1") == ()
 
 

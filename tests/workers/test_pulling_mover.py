@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.protocol.cache_use import LoadReason
+from pipeline.scheduling.link_report import LinkReport
 from pipeline.scheduling.transfer_cost import LoadPolicy
 from tiering.kvd.stats import LendingStats
 from workers.hbm_pool import HostPool
@@ -101,8 +102,10 @@ def pulling(here: Node) -> Iterator[Callable[[LoadPolicy], PullingMover]]:
         mover.stop()
 
 
-def wanted(sequence: MakeSequence, peer: str, **fields: Any) -> LoadJob:
-    asking = sequence("r", [1], peers=(Peer("there", peer),))
+def wanted(
+    sequence: MakeSequence, peer: str, link: LinkReport | None = None, **fields: Any
+) -> LoadJob:
+    asking = sequence("r", [1], peers=(Peer("there", peer, link),))
     return LoadJob(asking, KEYS, list(range(30, 30 + NUM_BLOCKS)), **fields)
 
 
@@ -135,6 +138,39 @@ def test_a_link_is_measured_with_a_few_blocks_and_left_alone_when_computing_is_f
     assert job.pull_reason in (LoadReason.SLOW_LINK, LoadReason.TOO_SHORT)
     assert (job.num_found, job.num_from_peer) == (NUM_BLOCKS, job.num_loaded)
     assert job.estimated_s > job.compute_s > 0
+
+
+def told_of(bytes_per_s: float) -> LinkReport:
+    return LinkReport(
+        source="there",
+        target="here",
+        round_trip_s=0.001,
+        bytes_per_s=bytes_per_s,
+        kind="wire",
+        nominal_bytes_per_s=0.0,
+        is_slow=False,
+        by_block_bytes={},
+        at_s=0.0,
+    )
+
+
+@pytest.mark.parametrize(("bytes_per_s", "num_pulled"), [(1e9, NUM_BLOCKS), (1.0, 0)])
+def test_a_link_that_was_tested_is_trusted_from_the_first_pull(
+    here: Node,
+    there: Node,
+    pulling: Pulling,
+    sequence: MakeSequence,
+    bytes_per_s: float,
+    num_pulled: int,
+) -> None:
+    mover = pulling(LoadPolicy.COST)
+    link = told_of(bytes_per_s)
+    job = wanted(sequence, there.lending().address, link, prefill_tokens_per_s=1000.0)
+    mover.load(job)
+    here.wait(job)
+    assert there.lending().num_blocks == num_pulled
+    expected = LoadReason.FASTER if num_pulled else LoadReason.SLOW_LINK
+    assert job.pull_reason is expected, "without a trial"
 
 
 def test_a_link_that_is_faster_than_computing_brings_all(

@@ -77,6 +77,18 @@ def test_what_is_not_measured_is_tried_and_what_was_long_ago_is_tried_again() ->
     assert unread.choose(Run(10, 10), 1e5, NOW_S).reason is LoadReason.UNMEASURED
 
 
+def test_a_rate_that_others_measured_is_good_until_there_are_some_of_our_own() -> None:
+    told = TransferCost(TOKEN_BYTES)
+    told.expect(1e6, 0.01, NOW_S)
+    assert told.choose(Run(500, 0), 100, NOW_S).reason is LoadReason.FASTER
+    assert told.choose(Run(500, 0), 2000, NOW_S).reason is LoadReason.SLOW_LINK
+    assert told.choose(Run(500, 0), 100, NOW_S + 31).reason is LoadReason.PROBE
+    told.count_copy(10_000, 1.0, 0.01, NOW_S)
+    assert told.choose(Run(500, 0), 100, NOW_S).reason is LoadReason.SLOW_LINK, "it is slower now"
+    told.expect(1e9, 0.0, NOW_S)
+    assert told.choose(Run(500, 0), 100, NOW_S).reason is LoadReason.SLOW_LINK, "we know better"
+
+
 def test_the_deadline_of_a_load_follows_from_its_prediction() -> None:
     cost = measured()
     assert cost.choose(Run(1_000_000, 0), 1000, NOW_S).limit_s == pytest.approx(3 * 1.01)
