@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.bench.digest_reference import DigestReference
 from workers.models.bench import EngineBench
 from workers.models.digest import DigestRunner
 
@@ -88,3 +89,11 @@ def test_a_step_takes_at_least_its_delay() -> None:
     bench.step([lane], [10])
 
     assert time.perf_counter() - began >= 0.02
+
+
+def test_it_says_what_its_rule_says_without_blocks_or_batches() -> None:
+    bench = EngineBench(DigestRunner())
+    lane = bench.lane(PROMPT, 20)
+    for _ in range(20):
+        bench.catch_up(lane)
+    assert lane.tokens[len(PROMPT) :] == DigestReference(PROMPT).answer(20)
