@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgpack
 
+from pipeline.cli.flower import flower_command
 from pipeline.ledger.overview import broker_lists
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
@@ -34,10 +35,8 @@ SECOND_GATEWAY = "gateway-b"
 
 def start_flower(rig: Rig) -> None:
     """The task view, without a page: it asks the workers and listens to events as always."""
-    rig.spawn(
-        "flower", "-m", "celery", "-A", "pipeline.tasks.app", "flower",
-        "--address=127.0.0.1", "--port=0", FLOWER_BASIC_AUTH="watch:word",
-    )  # fmt: skip
+    _python, *command = flower_command("127.0.0.1", 0, None)
+    rig.spawn("flower", *command, FLOWER_BASIC_AUTH="watch:word")
 
 
 def revive(rig: Rig) -> None:

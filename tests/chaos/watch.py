@@ -28,6 +28,7 @@ class Watch:
 
     rig: Rig
     began_s: float = field(default_factory=time.monotonic)
+    minute: int = 0
     keys_before: Counter[str] = field(default_factory=Counter)
     settled_mib: dict[str, int] = field(default_factory=dict)
     last_mib: dict[str, int] = field(default_factory=dict)
@@ -41,11 +42,13 @@ class Watch:
         self.last_mib = {
             name: psutil.Process(pid).memory_info().rss // MIB for name, pid in pids.items()
         }
-        minutes = (time.monotonic() - self.began_s) / 60
-        if not self.settled_mib and time.monotonic() - self.began_s > SETTLED_S:
+        elapsed_s = time.monotonic() - self.began_s
+        if not self.settled_mib and elapsed_s > SETTLED_S:
             self.settled_mib = dict(self.last_mib)
-        sys.stdout.write(f"     minute {minutes:.0f}, MiB: {self.last_mib}\n")
-        sys.stdout.flush()
+        if elapsed_s // 60 > self.minute:
+            self.minute = int(elapsed_s // 60)
+            sys.stdout.write(f"     minute {self.minute}, MiB: {self.last_mib}\n")
+            sys.stdout.flush()
 
     def grown(self) -> dict[str, float]:
         """Processes that hold more than a tenth more than when they had settled, as a ratio."""
