@@ -39,7 +39,7 @@ NUM_LINES = 130
 END_LIMIT_S = 150.0
 READ_LIMIT_S = 5.0  # a gateway that is silent for so long is left for another one
 FAULT_EVERY_S = 60.0
-NO_FAULT = Fault("-", lambda _rig: None)
+NO_FAULT = "-"
 
 
 @dataclass
@@ -163,14 +163,15 @@ def pipeline(env: Mapping[str, str]) -> Iterator[Rig]:
             rig.close()
 
 
-def at_random(faults: Sequence[Fault], seed: int, minutes: float) -> Iterator[Fault]:
+def at_random(faults: Sequence[Fault], seed: int, minutes: float, rest_s: float) -> Iterator[Fault]:
     """A fault a minute by lot, and load without one between; the same seed draws the same ones."""
     lot = random.Random(seed)  # noqa: S311 - to be replayed
+    no_fault = Fault(NO_FAULT, lambda _rig: time.sleep(rest_s))
     next_s = time.monotonic()
     until_s = next_s + 60 * minutes
     while time.monotonic() < until_s:
         if time.monotonic() < next_s:
-            yield NO_FAULT
+            yield no_fault
         else:
             next_s += FAULT_EVERY_S
             yield lot.choice(faults)
@@ -184,6 +185,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=None, help="write the outcomes here")
     parser.add_argument("--long", action="store_true", help="random faults")
     parser.add_argument("--minutes", type=float, default=60.0, help="of random faults")
+    parser.add_argument(
+        "--rest", type=float, default=0.0, help="seconds after loads without a fault"
+    )
     parser.add_argument("--seed", type=int, default=None, help="of the random faults")
     return parser.parse_args()
 
@@ -195,7 +199,7 @@ def main() -> int:
     if chosen.long:
         seed = int(time.time()) if chosen.seed is None else chosen.seed
         sys.stdout.write(f"{chosen.minutes:g} minutes of random faults, --seed {seed}\n")
-        faults = at_random(list(faults), seed, chosen.minutes)
+        faults = at_random(list(faults), seed, chosen.minutes, chosen.rest)
     began_s = time.monotonic()
     outcomes, left = asyncio.run(run(faults, is_long=chosen.long))
     if chosen.json is not None:
@@ -206,7 +210,7 @@ def main() -> int:
     bad = [outcome.fault for outcome in outcomes if not outcome.is_good] + left
     sys.stdout.write(
         f"{sum(outcome.requests for outcome in outcomes)} requests, "
-        f"{sum(outcome.fault != NO_FAULT.name for outcome in outcomes)} faults, "
+        f"{sum(outcome.fault != NO_FAULT for outcome in outcomes)} faults, "
         f"{len(bad)} with harm{': ' if bad else ''}{', '.join(bad)}\n"
     )
     return 1 if bad else 0
