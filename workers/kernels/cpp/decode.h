@@ -10,6 +10,7 @@
 namespace pointsman {
 
 constexpr int64_t kSegmentTokens = 256;
+constexpr int64_t kAheadTokens = 32;  // fetched before they are needed
 
 // The heads' results over one segment: maxima and sums, then head_dim sums per head, of which each
 // 32 are kept as 16 of even and 16 of odd place.
@@ -26,29 +27,24 @@ struct Partial {
         values(data) {}
 };
 
-// Asks for the keys and values of 16 tokens, a share at a time: all at once would fill the queue of
-// outstanding reads and stop the sums that run meanwhile.
+// Asks for the keys, or the values, of 16 tokens, a share at a time: all at once would fill the queue
+// of outstanding reads and stop the sums that run meanwhile.
 class Prefetch {
  public:
-  Prefetch(const Layer& layer, int64_t offset)
-      : keys_(layer.keys + offset), values_(layer.values + offset) {
-    num_elements_ = 16 * layer.token_stride;
-    share_ = (num_elements_ / layer.num_heads + 31) / 32 * 32;
-  }
+  Prefetch(const Layer& layer, const bf16* tokens, int64_t num_shares)
+      : at_(tokens),
+        end_(tokens + 16 * layer.token_stride),
+        share_((16 * layer.token_stride / num_shares + 31) / 32 * 32) {}
   void ask_for_share() {
-    const int64_t end = std::min(at_ + share_, num_elements_);
-    for (; at_ < end; at_ += 32) {
-      _mm_prefetch(reinterpret_cast<const char*>(keys_ + at_), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(values_ + at_), _MM_HINT_T1);
+    for (const bf16* end = std::min(at_ + share_, end_); at_ < end; at_ += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T0);
     }
   }
 
  private:
-  const bf16* keys_;
-  const bf16* values_;
-  int64_t num_elements_;
+  const bf16* at_;
+  const bf16* end_;
   int64_t share_;
-  int64_t at_ = 0;
 };
 
 // Scores of one head and 16 tokens. The last chunk of a head may be partial.
@@ -100,6 +96,10 @@ struct Segment {
   int64_t end;
   int64_t visible;
   const int32_t* table;
+
+  // Tokens in whole sixteens, and the sixteen at `token` or the last.
+  int64_t size() const { return (end - first + 15) / 16 * 16; }
+  int64_t clamped(int64_t token) const { return std::min(token, (end - 1) / 16 * 16); }
 };
 
 template <int Chunks>
@@ -108,8 +108,13 @@ void score_segment(const Layer& layer, const bf16* queries, const Segment& segme
   const int64_t group_size = layer.group_size();
   for (int64_t token = segment.first; token < segment.end; token += 16) {
     const bf16* keys = layer.keys + token_offset(layer, segment.table, token);
-    const int64_t next = std::min(token + 16, (segment.end - 1) / 16 * 16);
-    Prefetch prefetch(layer, token_offset(layer, segment.table, next));
+    const int64_t next = token + kAheadTokens;  // after the last keys come the first values
+    Prefetch prefetch(layer,
+                      next < segment.end
+                          ? layer.keys + token_offset(layer, segment.table, next)
+                          : layer.values + token_offset(layer, segment.table,
+                                                        segment.clamped(next - segment.size())),
+                      layer.num_heads);
     for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
       for (int64_t member = 0; member < group_size; ++member) {
         const int64_t head = kv_head * group_size + member;
@@ -153,15 +158,20 @@ inline void sum_segment(const Layer& layer, const Segment& segment, const float*
                         const Partial& partial) {
   constexpr int64_t kHeadsAtOnce = 8;
   const int64_t group_size = layer.group_size(), stride = layer.padded_dim();
+  const int64_t num_shares = layer.num_kv_heads * layer.num_chunks() *
+                             ((group_size + kHeadsAtOnce - 1) / kHeadsAtOnce);
   std::fill(partial.values, partial.values + layer.num_heads * stride, 0.0f);
   for (int64_t token = segment.first; token < segment.end; token += 16) {
     const bf16* values = layer.values + token_offset(layer, segment.table, token);
     const int64_t num_tokens = std::min<int64_t>(16, segment.end - token);
+    const int64_t next = segment.clamped(token + kAheadTokens);
+    Prefetch prefetch(layer, layer.values + token_offset(layer, segment.table, next), num_shares);
     for (int64_t head = 0; head < layer.num_heads;) {
       const int64_t member = head % group_size;
       const int64_t count = std::min(group_size - member, kHeadsAtOnce);
       const bf16* own = values + head / group_size * layer.head_dim;
       for (int64_t chunk = 0; chunk < layer.num_chunks(); ++chunk) {
+        prefetch.ask_for_share();
         with_rows(static_cast<int>(count), [&]<int Heads>() {
           add_values<Heads>(weights + head * kSegmentTokens + token - segment.first,
                             own + 32 * chunk, layer.token_stride, num_tokens,

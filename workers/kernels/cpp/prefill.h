@@ -48,12 +48,17 @@ struct HeadContext {
 // Keys of 16 tokens of one block into half of a panel: [pair][32 tokens][2]. Tokens after the
 // context hold anything: their scores are masked.
 inline void pack_keys(const bf16* keys, int64_t token_stride, int64_t head_dim, bf16* target) {
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i places =
-      _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(token_stride * 2)));
-  for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
-    _mm512_storeu_si512(target + pair * 2 * kPanelColumns,
-                        _mm512_i32gather_epi32(places, keys + 2 * pair, 1));
+  for (int64_t first = 0; first < head_dim / 2; first += 16) {
+    const __mmask16 mask = mask16(head_dim / 2 - first);
+    __m512i pairs[16];
+    for (int token = 0; token < 16; ++token) {
+      pairs[token] = _mm512_maskz_loadu_epi32(mask, keys + token * token_stride + 2 * first);
+    }
+    transpose(pairs);
+    const int64_t count = std::min<int64_t>(16, head_dim / 2 - first);
+    for (int64_t pair = 0; pair < count; ++pair) {
+      _mm512_storeu_si512(target + (first + pair) * 2 * kPanelColumns, pairs[pair]);
+    }
   }
 }
 

@@ -82,4 +82,28 @@ inline __m512 sum_each(const __m512 (&rows)[16]) {
                        _mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
 }
 
+// Exchanges rows and columns of 16 x 16 values of 32 bits.
+inline void transpose(__m512i (&rows)[16]) {
+  for (int i = 0; i < 16; i += 4) {
+    const __m512i a = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    const __m512i b = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    const __m512i c = _mm512_unpacklo_epi32(rows[i + 2], rows[i + 3]);
+    const __m512i d = _mm512_unpackhi_epi32(rows[i + 2], rows[i + 3]);
+    rows[i] = _mm512_unpacklo_epi64(a, c);
+    rows[i + 1] = _mm512_unpackhi_epi64(a, c);
+    rows[i + 2] = _mm512_unpacklo_epi64(b, d);
+    rows[i + 3] = _mm512_unpackhi_epi64(b, d);
+  }
+  for (int i = 0; i < 4; ++i) {  // quarters: those of even number, then those of odd
+    const __m512i a = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xDD);
+    const __m512i c = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    const __m512i d = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xDD);
+    rows[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+    rows[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
+    rows[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
+  }
+}
+
 }  // namespace pointsman
