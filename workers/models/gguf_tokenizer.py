@@ -15,7 +15,9 @@ from workers.models.errors import ModelRefused
 
 Fields = Mapping[str, Any]
 
-_CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF that stand for themselves in a text
+# Token types of GGUF. Unknown, control and user-defined ones stand for themselves in a text.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_WORD_SPACE = "\u2581"  # how SentencePiece writes a space
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}"
@@ -35,12 +37,23 @@ def write_tokenizer(fields: Fields, directory: Path, model: str, context_tokens:
         ModelRefused: the tokenizer is of a kind that would not be rebuilt exactly.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    _byte_level_bpe(fields, tokens, model).save(str(directory / "tokenizer.json"))
+    is_sentencepiece = fields.get("tokenizer.ggml.model") == "llama"
+    adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", is_sentencepiece))
+    build = _sentencepiece_bpe if is_sentencepiece else _byte_level_bpe
+    tokenizer = build(fields, tokens, model)
+    _add_special_tokens(tokenizer, fields, tokens)
+    bos_id = fields.get("tokenizer.ggml.bos_token_id")
+    if adds_bos and bos_id is not None:
+        bos = tokens[bos_id]
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
+        )
+    tokenizer.save(str(directory / "tokenizer.json"))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_tokens,
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": bool(fields.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": adds_bos,
     }
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     for name, gguf_name in names.items():
@@ -72,15 +85,61 @@ def _byte_level_bpe(fields: Fields, tokens: list[str], model: str) -> Tokenizer:
     if cut == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
-    types: list[int] = fields["tokenizer.ggml.token_type"]
-    for token, token_type in zip(tokens, types, strict=True):
-        if token_type in (_CONTROL, _USER_DEFINED):
-            added = AddedToken(token, special=token_type == _CONTROL, normalized=False)
-            tokenizer.add_tokens([added])
-    if fields.get("tokenizer.ggml.add_bos_token", False):
-        bos_id = fields["tokenizer.ggml.bos_token_id"]
-        bos = tokens[bos_id]
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
-        )
     return tokenizer
+
+
+def _sentencepiece_bpe(fields: Fields, tokens: list[str], model: str) -> Tokenizer:
+    """SentencePiece's BPE: words begin with a space of their own, rare characters become bytes."""
+    for name in ("scores", "token_type"):
+        if len(fields.get(f"tokenizer.ggml.{name}") or ()) != len(tokens):
+            raise ModelRefused(model, f"its tokenizer has no {name}")
+    if fields.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        raise ModelRefused(model, "its tokenizer takes spaces away")
+    unknown_id = fields.get("tokenizer.ggml.unknown_token_id")
+    tokenizer = Tokenizer(
+        BPE(
+            {token: token_id for token_id, token in enumerate(tokens)},
+            _merges(fields, tokens),
+            unk_token=None if unknown_id is None else tokens[unknown_id],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    adds_space = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        _WORD_SPACE, prepend_scheme="first" if adds_space else "never", split=False
+    )
+    steps = [decoders.Replace(_WORD_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if adds_space:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _merges(fields: Fields, tokens: list[str]) -> list[tuple[str, str]]:
+    """Pairs in the order in which SentencePiece joins them: by the score of the whole.
+
+    Of one whole's pairs that with the longer left part comes first, which matters only where two of
+    them overlap.
+    """
+    scores, types = fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.token_type"]
+    is_part = {
+        token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)
+    }
+    pairs = [
+        (score, cut, token)
+        for token, score in zip(tokens, scores, strict=True)
+        if token in is_part
+        for cut in range(1, len(token))
+        if token[:cut] in is_part and token[cut:] in is_part
+    ]
+    pairs.sort(key=lambda pair: (-pair[0], -pair[1], pair[1] - len(pair[2])))
+    return [(token[:cut], token[cut:]) for _, cut, token in pairs]
+
+
+def _add_special_tokens(tokenizer: Tokenizer, fields: Fields, tokens: list[str]) -> None:
+    types: list[int] = fields["tokenizer.ggml.token_type"]
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED):
+            added = AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            tokenizer.add_tokens([added])
