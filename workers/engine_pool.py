@@ -29,6 +29,7 @@ from pipeline.errors import StoreUnavailable
 from pipeline.tasks.app import DECODE_TASK, PREFILL_TASK
 from pipeline.tasks.results import TaskResult, put_result
 from workers.request_desk import RequestDesk
+from workers.settings import EngineSettings
 
 log = structlog.get_logger(__name__)
 
@@ -146,7 +147,8 @@ class Job:
 class EnginePool(BasePool):  # type: ignore[misc]
     """Gives tasks to the request desk. A subclass made by `bound_to` carries the desk.
 
-    `places` is how many sequences the engine runs at once; as many jobs are taken, and no more.
+    `places` is how many sequences the engine runs at once; as many jobs are taken, and no more. None
+    is taken while `max_waiting` sequences wait inside the engine for blocks: another worker may have some.
 
     The drain hook is called once at a warm shutdown; it returns when the engine is empty or the time
     is up, with every open request reported.
@@ -155,6 +157,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     desk: RequestDesk
     drain: Callable[[], None]
     places: int
+    max_waiting: int
 
     signal_safe = False
     body_can_be_buffer = True
@@ -167,15 +170,25 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._claiming = ThreadPoolExecutor(NUM_CLAIM_THREADS, thread_name_prefix="claim")
         self._hub: Any = None
         self._is_stopped = False
-        SafeQoS.has_place = staticmethod(lambda: len(self._jobs) < self.places)
+        SafeQoS.has_place = staticmethod(self._has_place)
 
     @classmethod
     def bound_to(
-        cls, desk: RequestDesk, drain: Callable[[], None], places: int
+        cls, desk: RequestDesk, drain: Callable[[], None], settings: EngineSettings
     ) -> type[EnginePool]:
         """The class to give to Celery, which makes its own instance."""
-        bound = {"desk": desk, "drain": staticmethod(drain), "places": places}
+        bound = {
+            "desk": desk,
+            "drain": staticmethod(drain),
+            "places": settings.max_batch_sequences,
+            "max_waiting": settings.max_waiting,
+        }
         return type("BoundEnginePool", (cls,), bound)
+
+    def _has_place(self) -> bool:
+        return (
+            len(self._jobs) < self.places and self.desk.engine.stats().waiting < self.max_waiting
+        )
 
     def register_with_event_loop(self, loop: Any) -> None:
         """Celery's hook: where its callbacks must run."""

@@ -36,6 +36,8 @@ log = structlog.get_logger(__name__)
 
 # Prompts worth this many full steps may be on their way to a worker; the rest waits in fair order.
 AHEAD_STEPS = 4
+# So many times `max_waiting` may come in during one step where sequences decode.
+BURST_FACTOR = 4
 # An engine that is stuck for so many limits will not come back; its requests shall go on elsewhere.
 ENDS_AFTER_LIMITS = 3
 
@@ -171,12 +173,8 @@ class Worker:
         app.conf.broker_transport_options = transport_options(self.worker_id)
         celery_worker = app.Worker(
             hostname=self.hostname,
-            pool_cls=EnginePool.bound_to(
-                self._desk, self._drain, self._model.engine_settings.max_batch_sequences
-            ),
-            # What may wait inside this worker: Celery prefetches as much as it may run at once, and
-            # a sequence stops counting when the engine admits it.
-            concurrency=self._model.engine_settings.max_waiting,
+            pool_cls=EnginePool.bound_to(self._desk, self._drain, self._model.engine_settings),
+            concurrency=self._max_unadmitted,
             queues=list(self._queues),
             loglevel=self._shared.log_level.upper(),
             task_events=True,
@@ -196,6 +194,18 @@ class Worker:
         signals.worker_ready.connect(announce, weak=False)
         celery_worker.start()
         return int(celery_worker.exitcode or 0)
+
+    @property
+    def _max_unadmitted(self) -> int:
+        """Messages on their way into the engine: Celery prefetches as much as it may run at once, and
+        a sequence stops counting when the engine admits it, once per step.
+
+        Many short sequences end in one step, so that where they decode as many may come in. Prompts
+        are better off in the broker, where a worker that is free sooner finds them.
+        """
+        max_waiting = self._model.engine_settings.max_waiting
+        is_prefill = self._settings.role is Role.PREFILL
+        return max_waiting if is_prefill else BURST_FACTOR * max_waiting
 
     def _on_drain(self, limit_s: float) -> None:
         """The node is drained: end as if told by a signal, and send nothing to its other workers."""

@@ -27,7 +27,7 @@ _LEDGER_KEYS = (
     "finish:*", "virtual:*", "turns:*", "running:*", "lease:*", "cancels:*", "frontier:*", "open:*",
     "crash:*", "node:*", "held", "held_queues", "num_held", "ahead", "owed_tokens", "pace_ms", "slots",
     "workers", "queues", "deadlines", "leader", "dead_letters", "counters", "trials", "on_trial",
-    "faults", "batch_runner", "resting", "drains", "links",
+    "faults", "batch_runner", "resting", "drains", "links", "asked_lately",
 )  # fmt: skip
 # Lists of messages, one per priority; kombu's table of queues.
 _QUEUE_KEYS = ("prefill", "prefill\x06\x16*", "decode.*", "_kombu.*")

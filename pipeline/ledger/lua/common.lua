@@ -6,6 +6,8 @@
 -- workers may rest for a while first.
 local LANES = {'0', '3', '6', '9'}       -- the priorities; a lane is the priority of a message
 local SHARES = {1, 1, 0.9, 0.75}         -- of all places that a priority may fill
+local ALONE = 0.9                        -- the least share of one that nobody else has asked beside
+local LATELY_S = 60                      -- for so long
 local AGEING_MS = 10000                  -- a priority that waits this long counts as one higher
 local GRACE_MS = 250                     -- workers end what is late; the store steps in after this
 local UNPLACED = 'unplaced'
@@ -57,6 +59,7 @@ local function survey(queue)
     end
   end
   s.in_flight = count('ZCARD', 'deadlines') - count('SCARD', 'held')
+  s.is_alone = redis.call('EXISTS', 'asked_lately') == 0
   s.ahead, s.released = {}, {}
   for rank, lane in ipairs(LANES) do
     s.ahead[rank] = tonumber(redis.call('HGET', 'ahead', lane) or 0)
@@ -78,7 +81,7 @@ local function has_room(s, rank)
       later = later + s.released[other]
     end
   end
-  local share = SHARES[rank]
+  local share = s.is_alone and math.max(SHARES[rank], ALONE) or SHARES[rank]
   local here = math.max(1, math.floor(s.places * share)) + s.spare - s.busy - released
   local everywhere = math.max(1, math.floor(s.all_places * share)) + s.all_spare - s.in_flight + later
   return here > 0 and everywhere > 0 and not (s.is_bounded and ahead >= s.tokens)

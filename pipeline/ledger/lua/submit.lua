@@ -20,6 +20,8 @@ local limits = {}
 for i = 5, 8 do limits[i - 4] = tonumber(ARGV[i]) end
 local rank = 1
 for i, lane in ipairs(LANES) do if lane == f.priority then rank = i end end
+-- Of anybody but batches, and refused or not: it makes them leave more places free.
+if f.priority ~= '9' then redis.call('SET', 'asked_lately', 1, 'EX', LATELY_S) end
 local s = survey(queue)
 local open = count('ZCARD', 'deadlines')
 

@@ -146,6 +146,8 @@ async def test_a_tenant_that_was_away_has_saved_nothing_up(line: Line) -> None:
 
 async def test_the_higher_priority_goes_first_and_batches_leave_places_free(line: Line) -> None:
     line.beat(8)
+    await line.submit("n")
+    assert line.run_all() == ["n"]
     for number in range(20):
         await line.submit(f"b{number}", priority=Priority.BATCH)
     num_batch = len(line.sent)
@@ -160,6 +162,22 @@ async def test_the_higher_priority_goes_first_and_batches_leave_places_free(line
         line.start(name)
         line.end(name)
     assert line.sent[-1].request_id.startswith("h")
+
+
+async def test_batches_fill_more_while_nobody_else_asks(line: Line) -> None:
+    line.beat(64)
+    for number in range(80):
+        await line.submit(f"b{number}", priority=Priority.BATCH)
+    num_alone = len(line.sent)
+    await line.submit("n")
+    is_sent = line.sent[-1].request_id == "n"
+    line.run_all()
+    for number in range(80):
+        await line.submit(f"c{number}", priority=Priority.BATCH)
+
+    assert num_alone == 61, "9 of 10 places, and 4 to spare"
+    assert is_sent
+    assert len(line.sent) == 52, "3 of 4 places, and 4 to spare"
 
 
 async def test_a_priority_that_was_passed_over_for_long_gets_its_turn(line: Line) -> None:
@@ -198,7 +216,7 @@ async def test_a_cancelled_request_leaves_its_line(line: Line) -> None:
     assert line.run_all() == ["r1", "r2", "r4"]
     left = {key.decode().partition(":")[0] for key in line.client.scan_iter()}
     assert left <= {"request", "tokens", "counters", "queues", "slots", "lease", "workers",
-                    "frontier", "pace_ms"}  # fmt: skip
+                    "frontier", "pace_ms", "asked_lately"}  # fmt: skip
 
 
 async def test_what_waits_for_no_worker_is_held_again_in_the_next_queue(line: Line) -> None:
