@@ -26,10 +26,12 @@ local i = 4
 for _ = 1, tonumber(ARGV[3]) do
   local id, offset, bytes, ending = ARGV[i], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
   local key = request_key(id)
-  local r = redis.call('HMGET', key, 'owner', 'attempt', 'watchers', 'owed', 'trial')
+  local r = redis.call('HMGET', key, 'owner', 'attempt', 'watchers', 'owed', 'trial', 'state')
   if r[1] ~= worker or r[2] ~= ARGV[i + 1] then
     stale[#stale + 1] = id
     stale[#stale + 1] = ARGV[i + 1]
+  elseif is_final(r[6]) then
+    -- Ended by an earlier call, whose answer got lost. Its watchers were told.
   elseif #bytes > 0 and not append(tokens_key(id), offset, bytes) then
     short[#short + 1] = id
   else

@@ -158,4 +158,4 @@ async def test_an_ending_that_is_written_twice_is_counted_once(
 
     assert client.hget("counters", "finished") == b"1"
     left = {key.decode() for key in client.scan_iter()}
-    assert left == {"counters", "queues", "request:r1", "tokens:r1"}
+    assert left == {"asked_lately", "counters", "queues", "request:r1", "tokens:r1"}

@@ -231,6 +231,27 @@ async def test_an_ending_takes_the_prompt_and_all_lines_away(
     assert 0 < int(client.ttl("request:r1")) <= 60
 
 
+async def test_what_has_ended_stays_as_it_is_whatever_its_last_worker_says(
+    client: redis.Redis,
+    client_ledger: ClientLedger,
+    worker_ledger: WorkerLedger,
+    make_request: MakeRequest,
+) -> None:
+    await client_ledger.submit(make_request(), "prefill", "gateway:g")
+    claim(worker_ledger)
+    write(worker_ledger, "w1", 0, 7, ending="stop")
+
+    again = write(worker_ledger, "w1", 0, 7, ending="stop")
+    more = write(worker_ledger, "w1", 1, 8)
+
+    assert (again.stale, again.short, more.stale) == ([], [], [])
+    assert worker_ledger.hand_over("r1", "w1", 1, "decode.a", None) is None
+    assert client.get("tokens:r1") == pack_records([TokenRecord(7)], None)
+    assert client.hget("request:r1", "state") == b"finished"
+    assert client.ttl("tokens:r1") <= 60, "it goes with its retention"
+    assert not client.exists("deadlines", "waiting:decode.a")
+
+
 async def test_cancelling_a_queued_request_ends_it_for_good(
     client_ledger: ClientLedger, worker_ledger: WorkerLedger, make_request: MakeRequest
 ) -> None:
