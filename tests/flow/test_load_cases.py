@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,18 @@ async def test_c082_what_does_not_fit_is_refused_at_once_and_the_rest_finishes(
     )
     wait_until(lambda: rig.redis.hlen("slots") == 2, 5, "both workers have told their places")
 
-    async def one(http: httpx.AsyncClient, number: int) -> tuple[httpx.Response, float]:
+    async def timed(call: Awaitable[httpx.Response]) -> tuple[httpx.Response, float]:
         started_s = time.perf_counter()
-        answer = await http.post("/v1/completions", json=body(f"request {number}", max_tokens=40))
-        return answer, time.perf_counter() - started_s
+        return await call, time.perf_counter() - started_s
 
     async with client(rig) as http:
         # 200 connections cost both ends some time; they are there before the clock starts.
         await asyncio.gather(*(http.get("/livez") for _ in range(200)))
-        answers = await asyncio.gather(*(one(http, number) for number in range(200)))
+        looks = await asyncio.gather(*(timed(http.get("/livez")) for _ in range(200)))
+        orders = [body(f"request {number}", max_tokens=40) for number in range(200)]
+        answers = await asyncio.gather(
+            *(timed(http.post("/v1/completions", json=order)) for order in orders)
+        )
 
     served = [answer for answer, _ in answers if answer.status_code == 200]
     refused = [(answer, took_s) for answer, took_s in answers if answer.status_code != 200]
@@ -61,8 +64,9 @@ async def test_c082_what_does_not_fit_is_refused_at_once_and_the_rest_finishes(
     for answer, _ in refused:
         assert answer.json()["error"]["code"] == "overloaded"
         assert 1 <= int(answer.headers["retry-after"]) <= 60
-    # All 200 come in one moment, on a machine of two cores: the median is a refusal's own time.
-    assert statistics.median(took_s for _, took_s in refused) < 1.0
+    # All 200 come in one moment, on a machine of two cores that may have other work.
+    look_s = statistics.median(took_s for _, took_s in looks)
+    assert statistics.median(took_s for _, took_s in refused) < max(1.0, 8 * look_s)
     rig.wait_at_rest()
     assert not rig.redis.exists("held", "owed_tokens", "ahead", "num_held")
 
