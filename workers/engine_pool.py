@@ -186,9 +186,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         return type("BoundEnginePool", (cls,), bound)
 
     def _has_place(self) -> bool:
-        return (
-            len(self._jobs) < self.places and self.desk.engine.stats().waiting < self.max_waiting
-        )
+        return len(self._jobs) < self.places and self.desk.engine.stats().waiting < self.max_waiting
 
     def register_with_event_loop(self, loop: Any) -> None:
         """Celery's hook: where its callbacks must run."""

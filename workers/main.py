@@ -197,10 +197,10 @@ class Worker:
 
     @property
     def _max_unadmitted(self) -> int:
-        """Messages on their way into the engine: Celery prefetches as much as it may run at once, and
-        a sequence stops counting when the engine admits it, once per step.
+        """How many messages may be on their way into the engine.
 
-        Many short sequences end in one step, so that where they decode as many may come in. Prompts
+        Celery prefetches as much as it may run at once, and a sequence stops counting when the engine
+        admits it, once per step. Many short sequences end in one step, so that where they decode as many may come in. Prompts
         are better off in the broker, where a worker that is free sooner finds them.
         """
         max_waiting = self._model.engine_settings.max_waiting
