@@ -29,46 +29,37 @@ from gateway.services import Services
 from gateway.settings import GatewaySettings
 from gateway.webhooks import WebhookSender
 from pipeline.client import PipelineClient
-from pipeline.intake.build import Intake
-from pipeline.intake.chat_template import ChatTemplate
-from pipeline.intake.vocabulary import load_vocabulary
-from pipeline.settings import PipelineSettings, split_names
+from pipeline.intake.intake_loader import IntakeLoader
+from pipeline.intake.model_catalog import ModelCatalog
+from pipeline.settings import PipelineSettings
 
 log = structlog.get_logger(__name__)
 
 
-def load_intake(settings: PipelineSettings) -> Intake:
-    """Vocabulary and chat template of the served model.
+def make_catalog(
+    gateway: GatewaySettings, pipeline: PipelineSettings, client: PipelineClient
+) -> ModelCatalog:
+    """The models that are served; the main one, if there is one, is loaded.
 
     Raises:
-        ModelFilesUnusable: the model directory is incomplete.
+        ModelFilesUnusable: its directory is incomplete.
+        OSError, ValueError: its script book cannot be read.
     """
-    vocabulary = load_vocabulary(settings.engine, settings.model)
-    intake = Intake(
-        vocabulary,
-        _load_template(settings),
-        settings.served_model_name,
-        queue_deadline_s=settings.queue_deadline_s,
-        total_deadline_s=settings.total_deadline_s,
-        batch_deadline_s=settings.batch_deadline_s,
-    )
-    intake.add_aliases(split_names(settings.model_aliases))
-    return intake
-
-
-def _load_template(settings: PipelineSettings) -> ChatTemplate:
-    directory = settings.model if settings.engine == "torch" else None
-    return ChatTemplate.load(
-        directory, settings.chat_template, takes_kwargs=settings.chat_template_kwargs
-    )
+    loader = IntakeLoader(pipeline, gateway.models_dir or pipeline.data_dir / "models")
+    configured = loader.configured(gateway.more_models)
+    models = ModelCatalog(configured, client, loader.load)
+    if pipeline.served_model_name in models.by_name:
+        models.load_now(pipeline.served_model_name)
+    return models
 
 
 def make_services(gateway: GatewaySettings, pipeline: PipelineSettings) -> Services:
     """What the routes work with, nothing of it started. Raises as `create_app`."""
+    client = PipelineClient(pipeline)
     return Services(
         settings=gateway,
-        client=PipelineClient(pipeline),
-        intake=load_intake(pipeline),
+        client=client,
+        models=make_catalog(gateway, pipeline, client),
         keys=KeyRing.load(gateway.keys_file),
         rates=RateLimiter(pipeline.redis_url),
         metrics=GatewayMetrics(),
@@ -88,7 +79,7 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
     webhooks = WebhookSender(
         services.client.webhooks, services.metrics, allows_private=gateway.webhook_private
     )
-    desk = BatchDesk(pipeline, services.client, services.intake)
+    desk = BatchDesk(pipeline, services.client, services.models)
     services.metrics.batch_lines.set_function(lambda: desk.num_lines_in_flight)
 
     @asynccontextmanager
@@ -96,7 +87,7 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
         await services.client.start()
         await desk.start()
         webhooks.start()
-        log.info("gateway_started", model=services.intake.model)
+        log.info("gateway_started", models=list(services.models.by_name))
         try:
             yield
         finally:
@@ -105,6 +96,7 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
             await services.client.close()
             await services.rates.close()
             services.encoding.shutdown(wait=False)
+            services.models.close()
             log.info("gateway_stopped")
 
     app = FastAPI(

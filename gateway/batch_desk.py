@@ -16,7 +16,8 @@ from pipeline.batch.file_storage import FileStorage
 from pipeline.batch.file_store import FileStore
 from pipeline.batch.line_store import LineStore
 from pipeline.client import PipelineClient
-from pipeline.intake.build import Caller, Intake
+from pipeline.intake.build import Caller
+from pipeline.intake.model_catalog import ModelCatalog
 from pipeline.ledger.store import connect_async
 from pipeline.protocol.tenant import tenant_salt
 from pipeline.settings import PipelineSettings
@@ -30,7 +31,9 @@ _Result = TypeVar("_Result")
 class BatchDesk:
     """What the routes of files and batches work with."""
 
-    def __init__(self, settings: PipelineSettings, client: PipelineClient, intake: Intake) -> None:
+    def __init__(
+        self, settings: PipelineSettings, client: PipelineClient, models: ModelCatalog
+    ) -> None:
         folder = settings.data_dir.expanduser().absolute()
         url = settings.database_url or f"sqlite:///{folder / 'batches' / 'batches.sqlite'}"
         self._database = Database(url)
@@ -41,7 +44,7 @@ class BatchDesk:
         self._conductor = BatchConductor(
             BatchStores(self.files, self.batches, LineStore(self._database)),
             # Half of a queue's places stay free for those who wait in person.
-            Pipeline(client, intake, _caller, max(1, settings.max_waiting // 2)),
+            Pipeline(client, models, _caller, max(1, settings.max_waiting // 2)),
             connect_async(settings.redis_url, max_connections=_LEASE_CONNECTIONS),
         )
 

@@ -38,10 +38,16 @@ def job_object(status: RequestStatus) -> dict[str, Any]:
 
 
 async def text_of(services: Services, status: RequestStatus) -> str | None:
-    """The answer of a job that has ended, else None. Raises `RequestUnknown`: gone meanwhile."""
+    """The answer of a job that has ended, else None.
+
+    Raises:
+        RequestUnknown: gone meanwhile.
+        TokenizerUnusable: the model is not known any more.
+    """
     if not status.state.is_final:
         return None
-    collector = ChoiceCollector(status.sampling, services.intake.vocabulary)
+    vocabulary = await services.models.vocabulary(status.model)
+    collector = ChoiceCollector(status.sampling, vocabulary)
     events = follow_indexed(services.client, status.request_id, 0, status.sampling)
     async with aclosing(events):
         async for _, event in events:

@@ -52,7 +52,7 @@ async def read_order(services: Services, request: Request) -> JobOrder:
         job_id = None if key is None else _named_id(AnswerKind.JOB, caller.tenant, key)
         digest = "" if key is None else _digest(body)
         webhook = _webhook(body.pop("webhook", None), services.settings)
-        generation = services.intake.build(AnswerKind.JOB, body, caller, job_id)
+        generation = services.models.build(AnswerKind.JOB, body, caller, job_id)
         terms = JobTerms(body_digest=digest, is_listed=True, webhook=webhook)
         return JobOrder(generation, terms, key is not None)
 

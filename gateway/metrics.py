@@ -40,10 +40,16 @@ class GatewayMetrics:
             registry=registry,
         )
         self.waiting = Gauge(
-            f"{_PREFIX}requests_waiting", "Generations without a first token", registry=registry
+            f"{_PREFIX}requests_waiting",
+            "Generations without a first token",
+            ("model",),
+            registry=registry,
         )
         self.running = Gauge(
-            f"{_PREFIX}requests_running", "Generations between tokens", registry=registry
+            f"{_PREFIX}requests_running",
+            "Generations between tokens",
+            ("model",),
+            registry=registry,
         )
         self.abandoned = Counter(
             f"{_PREFIX}requests_abandoned",
@@ -53,25 +59,28 @@ class GatewayMetrics:
         self.time_to_first_token = Histogram(
             f"{_PREFIX}time_to_first_token_seconds",
             "From the end of submission to the first token",
+            ("model",),
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
         self.time_per_output_token = Histogram(
             f"{_PREFIX}time_per_output_token_seconds",
             "Mean time between the tokens of a request, after the first",
+            ("model",),
             buckets=_TPOT_BUCKETS_S,
             registry=registry,
         )
         self.duration = Histogram(
             f"{_PREFIX}request_duration_seconds",
             "From the end of submission to the last token",
+            ("model",),
             buckets=_TOTAL_BUCKETS_S,
             registry=registry,
         )
         self.tokens = Counter(
             f"{_PREFIX}tokens",
             "Tokens of ended requests: prompt, cached of these, completion",
-            ("kind",),
+            ("kind", "model"),
             registry=registry,
         )
         self.ignored_fields = Counter(
@@ -96,7 +105,7 @@ class GatewayMetrics:
         """Prometheus' text format; what is None, since Redis is away, is left out."""
         self.workers.observe(fleet or EMPTY_FLEET)
         self.tiers.observe(nodes)
-        self.ledger.backlog = backlog
+        self.ledger.observe(backlog, (fleet or EMPTY_FLEET).models)
         return generate_latest(self._registry)
 
     def count_ignored(self, fields: Sequence[str]) -> None:
@@ -104,20 +113,25 @@ class GatewayMetrics:
         for field in fields:
             self.ignored_fields.labels(field).inc()
 
-    async def metered(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """The same events, observed; gauges are back at rest when this is closed, however it ends."""
+    async def metered(
+        self, events: AsyncGenerator[Event, None], model: str
+    ) -> AsyncGenerator[Event, None]:
+        """The same events, observed; gauges are back at rest when this is closed, however it ends.
+
+        `model` is a served one's own name.
+        """
         start_s = first_s = time.monotonic()
-        gauge = self.waiting
+        gauge = waiting = self.waiting.labels(model)
         gauge.inc()
         ended: RequestUsage | None = None
         try:
             async with aclosing(events):
                 async for index, event in events:
-                    if gauge is self.waiting and isinstance(event, TokensArrived):
+                    if gauge is waiting and isinstance(event, TokensArrived):
                         first_s = time.monotonic()
-                        self.time_to_first_token.observe(first_s - start_s)
+                        self.time_to_first_token.labels(model).observe(first_s - start_s)
                         gauge.dec()
-                        gauge = self.running
+                        gauge = self.running.labels(model)
                         gauge.inc()
                     elif isinstance(event, StreamEnded):
                         ended = event.usage
@@ -125,13 +139,14 @@ class GatewayMetrics:
         finally:
             gauge.dec()
             if ended is not None:
-                self._count_ended(ended, start_s, first_s)
+                self._count_ended(model, ended, start_s, first_s)
 
-    def _count_ended(self, usage: RequestUsage, start_s: float, first_s: float) -> None:
+    def _count_ended(self, model: str, usage: RequestUsage, start_s: float, first_s: float) -> None:
         end_s = time.monotonic()
-        self.duration.observe(end_s - start_s)
+        self.duration.labels(model).observe(end_s - start_s)
         if usage.completion_tokens > 1:
-            self.time_per_output_token.observe((end_s - first_s) / (usage.completion_tokens - 1))
-        self.tokens.labels("prompt").inc(usage.prompt_tokens)
-        self.tokens.labels("cached").inc(usage.cached_tokens)
-        self.tokens.labels("completion").inc(usage.completion_tokens)
+            between_s = (end_s - first_s) / (usage.completion_tokens - 1)
+            self.time_per_output_token.labels(model).observe(between_s)
+        self.tokens.labels("prompt", model).inc(usage.prompt_tokens)
+        self.tokens.labels("cached", model).inc(usage.cached_tokens)
+        self.tokens.labels("completion", model).inc(usage.completion_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.rate_limits import RATE_HEADERS, RateLimiter, RateStanding
 from gateway.settings import GatewaySettings
 from pipeline.client import PipelineClient
-from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
+from pipeline.intake.build import AnswerKind, Caller, Generation
 from pipeline.intake.errors import UnsupportedField
 from pipeline.intake.json_body import parse_json_object
+from pipeline.intake.model_catalog import ModelCatalog
 
 _Built = TypeVar("_Built")
 
@@ -31,7 +31,7 @@ class Services:
 
     settings: GatewaySettings
     client: PipelineClient
-    intake: Intake
+    models: ModelCatalog
     keys: KeyRing
     rates: RateLimiter
     metrics: GatewayMetrics
@@ -49,7 +49,7 @@ class Services:
         Raises:
             RequestRefused: any of its subclasses.
         """
-        generation = await self.read(request, partial(self.intake.build, kind))
+        generation = await self.read(request, partial(self.models.build, kind))
         await self.charge(request, generation)
         return generation
 
@@ -57,6 +57,8 @@ class Services:
         self, request: Request, build: Callable[[dict[str, Any], Caller], _Built]
     ) -> _Built:
         """What `build` makes of the body, off the event loop; counts as one request of the key.
+
+        `build` may be called again, with the same body, when the model it needs has been loaded.
 
         Raises:
             RequestRefused: any of its subclasses.
@@ -70,14 +72,14 @@ class Services:
         def parse_and_build() -> _Built:
             return build(parse_json_object(data), caller)
 
-        return await asyncio.get_running_loop().run_in_executor(self.encoding, parse_and_build)
+        return await self.models.run(self.encoding, parse_and_build)
 
     async def build(
         self, kind: AnswerKind, body: dict[str, Any], caller: Caller, answer_id: str
     ) -> Generation:
         """Check and tokenize a body that we made, off the event loop. Raises `RequestRefused`."""
-        make = partial(self.intake.build, kind, body, caller, answer_id)
-        return await asyncio.get_running_loop().run_in_executor(self.encoding, make)
+        make = partial(self.models.build, kind, body, caller, answer_id)
+        return await self.models.run(self.encoding, make)
 
     async def charge(self, request: Request, generation: Generation) -> None:
         """Take a generation's tokens, all that it may come to, from what its key has left.

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pipeline.settings import refuse_unknown_names
+from pipeline.settings import refuse_unknown_names, split_names
 
 MIB = 1 << 20
 
@@ -32,6 +32,13 @@ class GatewaySettings(BaseSettings):
         default=None, description="lines `tenant sha256hex(key) [requests=5/10s] [tokens=1000/60s]`"
     )
     cancel_on_disconnect: bool = Field(default=True, description="on the OpenAI routes")
+    models: str = Field(
+        default="", description="further models of the same engine: NAME=DIRECTORY, commas between"
+    )
+    models_dir: Path | None = Field(
+        default=None,
+        description="where directories of models lie by their names; empty: `models` in the data",
+    )
     encode_threads: int = Field(default=2, ge=1, le=64, description="for templates and tokenizers")
     write_timeout_s: float = Field(default=60.0, gt=0, description="a client that takes no byte")
     strict_fields: bool = Field(
@@ -41,6 +48,18 @@ class GatewaySettings(BaseSettings):
         default=False, description="webhooks may go to private addresses, and by plain http"
     )
     keep_alive_s: int = Field(default=75, ge=1, description="idle connections")
+
+    @property
+    def more_models(self) -> dict[str, str]:
+        """The paths of `models` by name."""
+        pairs = (pair.partition("=") for pair in split_names(self.models))
+        return {name.strip(): path.strip() for name, _, path in pairs}
+
+    @model_validator(mode="after")
+    def _name_models(self) -> Self:
+        if not all(pair.partition("=")[0].strip() for pair in split_names(self.models)):
+            raise ValueError("models has an entry without a name; write NAME=DIRECTORY")
+        return self
 
     @model_validator(mode="after")
     def _agree_on_tls(self) -> Self:

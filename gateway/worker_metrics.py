@@ -25,6 +25,7 @@ _GAUGES = {
 }
 
 
+_LABELS = ("worker", "role", "model")
 _BY_REASON = "kv_loads"
 _BY_TIER = {
     "kv_load_bytes": "KV bytes that loads got from a tier since the worker started",
@@ -37,19 +38,18 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {
-            name: Gauge(_PREFIX + name, text, ("worker", "role"), registry=registry)
+            name: Gauge(_PREFIX + name, text, _LABELS, registry=registry)
             for name, text in _GAUGES.items()
         }
 
-        labels = ("worker", "role")
         self._gauges[_BY_REASON] = Gauge(
             _PREFIX + _BY_REASON,
             "Loads of cached blocks by the reason of the decision (load or recompute)",
-            (*labels, "reason"),
+            (*_LABELS, "reason"),
             registry=registry,
         )
         for name, text in _BY_TIER.items():
-            self._gauges[name] = Gauge(_PREFIX + name, text, (*labels, "tier"), registry=registry)
+            self._gauges[name] = Gauge(_PREFIX + name, text, (*_LABELS, "tier"), registry=registry)
 
     def observe(self, fleet: Fleet) -> None:
         """Show this fleet and nothing else."""
@@ -74,7 +74,7 @@ class WorkerMetrics:
                 "unpaired": int(name in unpaired),
             }
             # Without the part that differs from start to start: series must not pile up.
-            labels = (name.partition("#")[0], str(state.role))
+            labels = (name.partition("#")[0], str(state.role), state.model)
             for key, value in values.items():
                 self._gauges[key].labels(*labels).set(value)
             for reason, count in state.load_reasons.items():

@@ -18,6 +18,7 @@ from pipeline.ledger.dead_letters import FaultLog
 from pipeline.ledger.job_index import JobIndex
 from pipeline.ledger.keys import (
     WORKERS,
+    model_slug,
     node_key,
     request_key,
     scores_key,
@@ -116,7 +117,7 @@ class PipelineClient:
             RequestExists: the id is in use.
             StoreUnavailable: Redis is away; nothing was submitted, or it will expire unheard.
         """
-        queue = choose_entry(self._fleet)
+        queue = choose_entry(self._fleet, model_slug(request.model))
         messages = await self._ledger.submit(
             request, queue, self._hub.channel, self._fleet.prefill_tokens_per_s(queue)
         )
@@ -173,6 +174,11 @@ class PipelineClient:
                 pipe.expire(tokens_key(request_id), FORGET_S)
                 pipe.expire(scores_key(request_id), FORGET_S)
             await pipe.execute()
+
+    @property
+    def known_fleet(self) -> Fleet:
+        """The workers as seen last; nobody before the first look."""
+        return self._fleet
 
     async def fleet(self) -> Fleet:
         """Live workers, at most two seconds old.

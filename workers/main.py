@@ -12,13 +12,18 @@ import structlog
 from celery import signals
 
 from pipeline.errors import StoreLossy, StoreUnavailable
-from pipeline.ledger.keys import UNPLACED_QUEUE
+from pipeline.ledger.keys import model_slug, unplaced_queue
 from pipeline.ledger.store import connect
 from pipeline.ledger.store_check import refuse_lossy_store
 from pipeline.logs import configure_logs
 from pipeline.scheduling.fleet import Fleet, Role, WorkerState, queues_of
 from pipeline.scheduling.router import choose_decode, choose_entry
-from pipeline.settings import PipelineSettings, load_pipeline_settings, refuse_unknown_names
+from pipeline.settings import (
+    PipelineSettings,
+    load_pipeline_settings,
+    refuse_unknown_names,
+    split_names,
+)
 from pipeline.tasks.app import make_app, transport_options
 from workers.canary import Canary
 from workers.engine_pool import EnginePool, install_safe_qos
@@ -52,12 +57,13 @@ class Worker:
         self.hostname = f"{name}@{shared.node}"
         # A restarted worker is another one: its old name must not protect what the dead one owned.
         self.worker_id = f"{self.hostname}#{uuid.uuid4().hex[:8]}"
-        self._queues = queues_of(settings.role, shared.node)
+        self._slug = model_slug(shared.served_model_name)
+        self._queues = queues_of(settings.role, self._slug, shared.node)
         self._is_draining = False
         self._leaves_with_node = False
         self._drain_s = settings.drain_s
         self._is_consuming = threading.Event()
-        self._links = StoreLinks(shared, self.worker_id)
+        self._links = StoreLinks(shared, self.worker_id, self._slug)
         self._model = ServedModel(shared, settings)
         self._daemon = self._find_daemon()
         peers = PeerBook(
@@ -125,6 +131,10 @@ class Worker:
             node=self._shared.node,
             role=self._settings.role,
             model=self._shared.served_model_name,
+            engine=self._shared.engine,
+            model_path=str(self._shared.model.absolute()) if self._shared.model else "",
+            model_aliases=split_names(self._shared.model_aliases),
+            max_context=self._model.max_context,
             namespace=self._model.namespace,
             queues=self._queues,
             capacity=self._model.engine_settings.max_batch_sequences,
@@ -221,7 +231,8 @@ class Worker:
         self._desk.refuse_more()
         left = self._engine.stop(self._drain_s)
         self._sink.close()
-        self._desk.give_back(left, self._queue_elsewhere() if left else UNPLACED_QUEUE)
+        if left:
+            self._desk.give_back(left, self._queue_elsewhere())
         self._upkeep.close()
         if self._reporter is not None:
             self._reporter.close()
@@ -229,10 +240,11 @@ class Worker:
         self._heartbeat.close()
 
     def _queue_elsewhere(self) -> str:
+        slug = self._slug
         try:
             now_ms, beats = self._upkeep.overview.beats()
         except StoreUnavailable:
-            return UNPLACED_QUEUE
+            return unplaced_queue(slug)
         everyone = Fleet.decode(beats, now_ms)
         fleet = (
             everyone.without_node(self._shared.node)
@@ -240,8 +252,8 @@ class Worker:
             else everyone.without(self.worker_id)
         )
         if self._settings.role is Role.DECODE:
-            return choose_decode(fleet, self._model.namespace) or UNPLACED_QUEUE
-        return choose_entry(fleet)
+            return choose_decode(fleet, slug, self._model.namespace) or unplaced_queue(slug)
+        return choose_entry(fleet, slug)
 
     def _watch_engine(self) -> None:
         """A worker without its engine is of no use: end, so that the supervisor starts another."""

@@ -15,7 +15,7 @@ import structlog
 
 from pipeline.errors import StoreUnavailable
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal
-from pipeline.ledger.keys import UNPLACED_QUEUE
+from pipeline.ledger.keys import slug_of, unplaced_queue
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.tasks.results import TaskResult
@@ -111,7 +111,7 @@ class RequestDesk:
             self.engine.submit(sequence)
         except EngineStopped:
             # Claimed while the worker was closing: it goes to another one.
-            self.give_back([sequence], UNPLACED_QUEUE)
+            self.give_back([sequence], unplaced_queue(slug_of(self.queues[0])))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request for good: in the ledger, and through it here. Raises `StoreUnavailable`."""

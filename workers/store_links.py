@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.ledger.claim import TailHint
 from pipeline.ledger.dead_letters import FaultLog
-from pipeline.ledger.keys import UNPLACED_QUEUE
+from pipeline.ledger.keys import unplaced_queue
 from pipeline.ledger.node_board import NodeBoard
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
@@ -25,9 +25,10 @@ from workers.token_sink import TokenSink
 
 @dataclass(slots=True)
 class HandOver:
-    """Gives prefilled sequences to the decode node that has most room."""
+    """Gives prefilled sequences to the decode node of their model that has most room."""
 
     worker: str
+    slug: str
     namespace: str
     ledger: WorkerLedger
     overview: LedgerOverview
@@ -36,7 +37,8 @@ class HandOver:
     def __call__(self, sequence: Sequence, tail: TailHint | None) -> bool:
         """False if the attempt is stale. Raises `StoreUnavailable`."""
         now_ms, beats = self.overview.beats()
-        queue = choose_decode(Fleet.decode(beats, now_ms), self.namespace) or UNPLACED_QUEUE
+        fleet = Fleet.decode(beats, now_ms)
+        queue = choose_decode(fleet, self.slug, self.namespace) or unplaced_queue(self.slug)
         messages = self.ledger.hand_over(
             sequence.request_id, self.worker, sequence.attempt, queue, tail
         )
@@ -48,10 +50,11 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class StoreLinks:
-    """Makes them, for the worker of this id."""
+    """Makes them, for the worker of this id, which serves the model of this slug."""
 
     shared: PipelineSettings
     worker: str
+    slug: str
 
     def ledger(self) -> WorkerLedger:
         """Claims, writes, gives back."""
@@ -83,7 +86,12 @@ class StoreLinks:
         client = connect(redis_url)
         ledger = self._ledger_on(client)
         hand_over = HandOver(
-            self.worker, namespace, ledger, LedgerOverview(client), Publisher(make_app(redis_url))
+            self.worker,
+            self.slug,
+            namespace,
+            ledger,
+            LedgerOverview(client),
+            Publisher(make_app(redis_url)),
         )
         publishing = PublisherThread(Publisher(make_app(redis_url)))
         return TokenSink(self.worker, ledger, desk, hand_over, publishing.publish_soon)

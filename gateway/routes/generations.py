@@ -48,7 +48,7 @@ async def _answer(services: Services, kind: AnswerKind, request: Request) -> Res
 async def _stream(services: Services, generation: Generation) -> Response:
     """Submitted before the answer begins, so that a refusal still has its own status."""
     await submit_all(services.client, generation)
-    writer = ChunkWriter(generation, services.intake.vocabulary)
+    writer = ChunkWriter(generation, generation.vocabulary)
     return EventStreamAnswer(
         event_stream(_events(services, generation), writer),
         writer,
@@ -61,7 +61,7 @@ async def _stream(services: Services, generation: Generation) -> Response:
 async def _whole(services: Services, generation: Generation, request: Request) -> Response:
     await submit_all(services.client, generation)
     answer = await run_while_connected(
-        collect(_events(services, generation), generation, services.intake.vocabulary),
+        collect(_events(services, generation), generation, generation.vocabulary),
         request.receive if services.settings.cancel_on_disconnect else None,
         services.drain,
         lambda: _abandon(services, generation),
@@ -72,7 +72,8 @@ async def _whole(services: Services, generation: Generation, request: Request) -
 
 
 def _events(services: Services, generation: Generation) -> AsyncGenerator[Event, None]:
-    return services.metrics.metered(follow_all(services.client, generation))
+    events = follow_all(services.client, generation)
+    return services.metrics.metered(events, generation.requests[0].model)
 
 
 async def _abandon(services: Services, generation: Generation) -> None:

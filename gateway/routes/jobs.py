@@ -72,7 +72,8 @@ def job_routes(services: Services) -> APIRouter:
         after = resume_point(
             request.headers.get("last-event-id"), request.query_params.get("starting_after")
         )
-        writer = JobWriter(services.intake.vocabulary, status.sampling, after)
+        vocabulary = await services.models.vocabulary(status.model)
+        writer = JobWriter(vocabulary, status.sampling, after)
         events = follow_indexed(services.client, job_id, 0, status.sampling)
         return EventStreamAnswer(
             event_stream(events, writer),

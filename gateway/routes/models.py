@@ -14,37 +14,35 @@ from fastapi.responses import Response
 from gateway.http_errors import NotFound
 from gateway.json_answer import json_answer
 from gateway.services import Services
-from pipeline.intake.errors import UnknownModel
+from pipeline.intake.known_models import KnownModel
 
 
 def model_routes(services: Services) -> APIRouter:
     """Both model routes."""
     router = APIRouter()
-    intake = services.intake
-    models: dict[str, dict[str, Any]] = {
-        name: {
+
+    async def shown(name: str, known: KnownModel) -> dict[str, Any]:
+        return {
             "id": name,
             "object": "model",
             "created": services.started_s,
             "owned_by": "pointsman",
-            "root": intake.model,
-            "max_model_len": intake.vocabulary.max_context,
+            "root": known.name,
+            "max_model_len": await services.models.max_context(known),
         }
-        for name in intake.names
-    }
 
     @router.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models(request: Request) -> Response:
         services.caller(request)
-        return json_answer({"object": "list", "data": list(models.values())})
+        models = services.models.by_name
+        data = [await shown(name, known) for name, known in models.items()]
+        return json_answer({"object": "list", "data": data})
 
     @router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def retrieve_model(name: str, request: Request) -> Response:
         services.caller(request)
         if not name:
             raise NotFound
-        if name not in models:
-            raise UnknownModel(name)
-        return json_answer(models[name])
+        return json_answer(await shown(name, services.models.find(name)))
 
     return router

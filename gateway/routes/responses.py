@@ -7,6 +7,7 @@ background response goes on without its client, and only it can be cancelled by 
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -32,6 +33,7 @@ from pipeline.intake.run import (
     follow_indexed,
     submit_all,
 )
+from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import JobTerms, RequestState
 from pipeline.protocol.sampling import SamplingParams
@@ -60,7 +62,8 @@ def response_routes(services: Services) -> APIRouter:
         status, card = await _find(services, response_id, request)
         if request.query_params.get("stream") == "true":
             after = resume_point(None, request.query_params.get("starting_after"))
-            return _stream(services, _head(status, card), status.sampling, after)
+            voice = await _voice_of(services, status)
+            return _stream(services, _head(status, card), voice, after)
         return json_answer(await _object(services, status, card))
 
     @router.post("/v1/responses/{response_id}/cancel")
@@ -132,13 +135,15 @@ async def _run(
     )
     await submit_all(services.client, generation)
     if order.streams:
-        sampling = generation.requests[0].sampling
-        return _stream(services, head, sampling, is_tied=not order.card.is_background)
+        asked = generation.requests[0]
+        voice = _Voice(asked.model, generation.vocabulary, asked.sampling)
+        return _stream(services, head, voice, is_tied=not order.card.is_background)
     if order.card.is_background:
         return json_answer(head.unfinished("queued"))
-    events = services.metrics.metered(follow_all(services.client, generation))
+    events = follow_all(services.client, generation)
+    metered = services.metrics.metered(events, generation.requests[0].model)
     (outcome,) = await run_while_connected(
-        collect_choices(events, generation, services.intake.vocabulary),
+        collect_choices(metered, generation, generation.vocabulary),
         request.receive if services.settings.cancel_on_disconnect else None,
         services.drain,
         lambda: cancel_all(services.client, generation),
@@ -152,25 +157,40 @@ async def _run(
     return answer
 
 
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """What turns the tokens of an answer into text."""
+
+    model: str
+    vocabulary: Vocabulary
+    sampling: SamplingParams
+
+
+async def _voice_of(services: Services, status: RequestStatus) -> _Voice:
+    """That of a stored response. Raises `TokenizerUnusable`."""
+    vocabulary = await services.models.vocabulary(status.model)
+    return _Voice(status.model, vocabulary, status.sampling)
+
+
 def _stream(
     services: Services,
     head: ResponseHead,
-    sampling: SamplingParams,
+    voice: _Voice,
     after: int = -1,
     *,
     is_tied: bool = False,
 ) -> Response:
     """The events behind `after`. A response that `is_tied` to this reader ends when the reader leaves."""
     response_id = head.response_id
-    writer = ResponseWriter(head, services.intake.vocabulary, sampling, after)
+    writer = ResponseWriter(head, voice.vocabulary, voice.sampling, after)
 
     async def abandon() -> None:
         if is_tied and (services.settings.cancel_on_disconnect or services.drain.is_draining):
             await services.client.cancel(response_id)
 
-    events = follow_indexed(services.client, response_id, 0, sampling)
+    events = follow_indexed(services.client, response_id, 0, voice.sampling)
     return EventStreamAnswer(
-        response_stream(services.metrics.metered(events), writer),
+        response_stream(services.metrics.metered(events, voice.model), writer),
         writer,
         abandon,
         services.drain,

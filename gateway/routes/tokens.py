@@ -18,14 +18,14 @@ def token_routes(services: Services) -> APIRouter:
     @router.post("/v1/tokenize", include_in_schema=False)
     async def tokenize_prompt(request: Request) -> Response:
         return json_answer(
-            await services.read(request, lambda body, _: tokenize(services.intake, body))
+            await services.read(request, lambda body, _: tokenize(services.models.intake, body))
         )
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize", include_in_schema=False)
     async def detokenize_ids(request: Request) -> Response:
         return json_answer(
-            await services.read(request, lambda body, _: detokenize(services.intake, body))
+            await services.read(request, lambda body, _: detokenize(services.models.intake, body))
         )
 
     return router

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,18 +24,20 @@ from pipeline.batch.records import BatchRecord
 from pipeline.batch.refusals import DatabaseAway
 from pipeline.batch.result_files import ResultFiles
 from pipeline.batch.result_writer import ResultWriter
-from pipeline.batch.slots import Slots, wanted_window
+from pipeline.batch.slots import SlotBook, wanted_window
 from pipeline.batch.validation import Validator
 from pipeline.client import PipelineClient
 from pipeline.errors import StoreUnavailable
-from pipeline.intake.build import Caller, Intake
+from pipeline.intake.build import Caller
+from pipeline.intake.model_catalog import ModelCatalog
 from pipeline.intake.run import end_tasks
 
 log = structlog.get_logger(__name__)
 
 TICK_S = 0.5
 CLEANING_S = 60.0
-MAX_ACTIVE = 8
+MAX_ACTIVE = 8  # batches of a model at once
+MAX_DRIVES = 64
 _LOOK_AT = 256  # batches, oldest first, from which the active ones are chosen
 _STORE_THREADS = 4
 
@@ -50,10 +53,10 @@ class BatchStores:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What lines are run with. `caller_of` gives a tenant's terms; `max_window` bounds what is queued."""
+    """What lines are run with. `caller_of` gives a tenant's terms; `max_window` bounds what is queued for a model."""
 
     client: PipelineClient
-    intake: Intake
+    models: ModelCatalog
     caller_of: Callable[[str], Caller]
     max_window: int
 
@@ -68,12 +71,12 @@ class BatchConductor:
         self._pipeline = pipeline
         self._redis = lease_client
         self._lease = RunnerLease(lease_client)
-        self._slots = Slots()
+        self._slots = SlotBook()
         self._building = ThreadPoolExecutor(1, thread_name_prefix="batch-build")
         self._validating = ThreadPoolExecutor(1, thread_name_prefix="batch-validate")
         self._storing = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="batch-store")
         self._runner = LineRunner(
-            pipeline.client, pipeline.intake, self._building, pipeline.caller_of
+            pipeline.client, pipeline.models, self._building, pipeline.caller_of
         )
         self._writer = ResultWriter(stores.lines, self._storing)
         self._parts = self._make_parts()
@@ -164,9 +167,11 @@ class BatchConductor:
 
     async def _set_window(self) -> None:
         fleet = await self._pipeline.client.fleet()
-        self._slots.set_limit(
-            wanted_window(fleet, self._runner.num_running, self._pipeline.max_window)
-        )
+        max_window = self._pipeline.max_window
+        for slug in {*self._slots.slugs, *fleet.models}:
+            num_running = self._runner.num_running[slug]
+            window = wanted_window(fleet.of_model(slug), num_running, max_window)
+            self._slots.of(slug).set_limit(window)
 
     def _clean(self) -> None:
         self._stores.files.purge_expired(int(time.time()))
@@ -182,12 +187,20 @@ class BatchConductor:
 
 
 def chosen(batches: Sequence[BatchRecord], active: set[int]) -> list[BatchRecord]:
-    """Which batches to start: the oldest of each tenant in turn, up to `MAX_ACTIVE` in all."""
-    rounds: dict[str, int] = {}
+    """Which batches to start: the oldest of each tenant in turn, `MAX_ACTIVE` of a model at most.
+
+    Those that are being validated, whose model is not known yet, count as those of one model.
+    """
+    rounds: Counter[tuple[str | None, str]] = Counter()
+    places = Counter(batch.model for batch in batches if batch.number in active)
     ranked: list[tuple[int, int, BatchRecord]] = []
     for batch in batches:  # oldest first
-        rank = rounds[batch.tenant] = rounds.get(batch.tenant, -1) + 1
         if batch.number not in active:
-            ranked.append((rank, batch.number, batch))
-    ranked.sort(key=lambda item: item[:2])
-    return [batch for *_, batch in ranked[: max(0, MAX_ACTIVE - len(active))]]
+            ranked.append((rounds[batch.model, batch.tenant], batch.number, batch))
+        rounds[batch.model, batch.tenant] += 1
+    found: list[BatchRecord] = []
+    for _, _, batch in sorted(ranked, key=lambda item: item[:2]):
+        if places[batch.model] < MAX_ACTIVE and len(active) + len(found) < MAX_DRIVES:
+            places[batch.model] += 1
+            found.append(batch)
+    return found

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,7 +18,7 @@ from pipeline.batch.line_source import LineSource, LineText
 from pipeline.batch.line_store import LineStore
 from pipeline.batch.records import BatchRecord
 from pipeline.batch.result_writer import ResultWriter
-from pipeline.batch.slots import Slots
+from pipeline.batch.slots import SlotBook, Slots
 from pipeline.errors import StoreUnavailable
 from pipeline.intake.run import end_tasks
 
@@ -35,7 +36,7 @@ class FeederParts:
     storage: FileStorage
     runner: LineRunner
     writer: ResultWriter
-    slots: Slots
+    slots: SlotBook
     storing: Executor
 
 
@@ -61,9 +62,10 @@ class Feeder:
         try:
             async with aclosing(self._lines()) as lines:
                 async for line in lines:
-                    if not await self._has_slot(stopping):
+                    slots = self._parts.slots.of(self._parts.runner.slug_of(line))
+                    if not await self._has_slot(slots, stopping):
                         break
-                    self._start(line, stop)
+                    self._start(line, slots, stop)
             while self._tasks and not stopping.done():
                 await asyncio.wait({*self._tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
@@ -86,9 +88,9 @@ class Feeder:
         finally:
             source.close()
 
-    async def _has_slot(self, stopping: asyncio.Task[bool]) -> bool:
+    async def _has_slot(self, slots: Slots, stopping: asyncio.Task[bool]) -> bool:
         """Wait for a slot; True when it is ours, False when the batch shall stop."""
-        turn = self._parts.slots.ask()
+        turn = slots.ask()
         is_ours = False
         try:
             if not turn.done():
@@ -97,17 +99,17 @@ class Feeder:
             is_ours = turn.done() and not stopping.done()
         finally:
             if not is_ours:
-                self._parts.slots.withdraw(turn)
+                slots.withdraw(turn)
         return is_ours
 
-    def _start(self, line: LineText, stop: asyncio.Event) -> None:
+    def _start(self, line: LineText, slots: Slots, stop: asyncio.Event) -> None:
         task = asyncio.create_task(self._run_line(line, stop))
         self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(partial(self._note_end, slots))
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, slots: Slots, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._parts.slots.give_back()  # here, because a task may be cancelled before it begins
+        slots.give_back()  # here, because a task may be cancelled before it begins
 
     async def _run_line(self, line: LineText, stop: asyncio.Event) -> None:
         try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,9 +26,11 @@ from pipeline.batch.records import BatchRecord
 from pipeline.batch.results import response_line
 from pipeline.client import PipelineClient
 from pipeline.errors import PipelineError, RequestExists, StoreUnavailable
-from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
+from pipeline.intake.build import AnswerKind, Caller, Generation
 from pipeline.intake.errors import RequestCancelled, RequestFailed, RequestRefused, UnsupportedField
+from pipeline.intake.model_catalog import ModelCatalog
 from pipeline.intake.run import cancel_all, collect, follow_all
+from pipeline.ledger.keys import model_slug
 from pipeline.protocol.failure import FailureCode
 from pipeline.protocol.request import Priority
 from pipeline.protocol.stream import RequestUsage, StreamEvent, TokensArrived
@@ -60,13 +64,13 @@ def line_request_id(batch: BatchRecord, line: int) -> str:
 
 @dataclass(slots=True)
 class LineRunner:
-    """Runs lines for all batches. `num_running` lines are producing tokens now."""
+    """Runs lines for all batches. `num_running` lines of a model, by slug, are producing tokens now."""
 
     client: PipelineClient
-    intake: Intake
+    models: ModelCatalog
     building: Executor
     caller_of: Callable[[str], Caller]
-    num_running: int = 0
+    num_running: Counter[str] = field(default_factory=Counter)
     _in_flight: dict[tuple[int, int], Generation] = field(default_factory=dict)
 
     async def run(self, batch: BatchRecord, line: LineText, stop: asyncio.Event) -> LineResult:
@@ -78,10 +82,9 @@ class LineRunner:
         Raises:
             LineStopped: see above.
         """
-        loop = asyncio.get_running_loop()
         place = (batch.number, line.place.line)
         try:
-            generation = await loop.run_in_executor(self.building, self._build, batch, line)
+            generation = await self.models.run(self.building, partial(self._build, batch, line))
             self._in_flight[place] = generation
             answer = await self._answer(generation, stop)
         except RequestRefused as refused:
@@ -89,6 +92,11 @@ class LineRunner:
         finally:
             self._in_flight.pop(place, None)
         return _result(batch, line, _OK, answer)
+
+    def slug_of(self, line: LineText) -> str | None:
+        """The model that a line asks for; None if nobody knows it."""
+        known = self.models.by_name.get(str(line.body().get("model")))
+        return None if known is None else model_slug(known.name)
 
     async def cancel(self, batch: BatchRecord) -> None:
         """Ask for the end of all requests of a batch that `run` follows now."""
@@ -109,7 +117,7 @@ class LineRunner:
             total_deadline_s=left_s,
         )
         request_id = line_request_id(batch, line.place.line)
-        return self.intake.build(KINDS[batch.endpoint], body, caller, request_id)
+        return self.models.build(KINDS[batch.endpoint], body, caller, request_id)
 
     async def _answer(self, generation: Generation, stop: asyncio.Event) -> dict[str, Any]:
         """The whole answer; waits for a pipeline that is full or away, or lost it.
@@ -121,8 +129,9 @@ class LineRunner:
         while True:
             try:
                 await self._submit(generation, stop)
-                events = self._counted(follow_all(self.client, generation))
-                return await collect(events, generation, self.intake.vocabulary)
+                slug = model_slug(generation.requests[0].model)
+                events = self._counted(follow_all(self.client, generation), slug)
+                return await collect(events, generation, generation.vocabulary)
             except RequestCancelled:
                 if stop.is_set():
                     raise LineStopped from None
@@ -158,7 +167,7 @@ class LineRunner:
         return all(status is None or not status.state.is_final for status in found)
 
     async def _counted(
-        self, events: AsyncGenerator[tuple[int, StreamEvent], None]
+        self, events: AsyncGenerator[tuple[int, StreamEvent], None], slug: str
     ) -> AsyncGenerator[tuple[int, StreamEvent], None]:
         """The same events; the line counts as running from its first tokens on."""
         is_running = False
@@ -167,10 +176,10 @@ class LineRunner:
                 async for index, event in events:
                     if not is_running and isinstance(event, TokensArrived):
                         is_running = True
-                        self.num_running += 1
+                        self.num_running[slug] += 1
                     yield index, event
         finally:
-            self.num_running -= is_running
+            self.num_running[slug] -= is_running
 
 
 def crashed_result(batch: BatchRecord, line: LineText) -> LineResult:

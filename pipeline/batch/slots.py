@@ -1,4 +1,4 @@
-"""How many lines may be in flight at once, over all batches."""
+"""How many lines may be in flight at once, over all batches of a model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pipeline.scheduling.fleet import Fleet
 
 # Free places are filled twice over, so that a worker finds the next line waiting when one ends.
 FILL_FACTOR = 2
+UNKNOWN_LINES = 8
 
 
 def wanted_window(fleet: Fleet, num_own_running: int, max_window: int) -> int:
     """About twice the places that are free or held by our own lines; at least one.
 
-    `num_own_running` are lines that produce tokens now. Heartbeats are up to a second old, so this is
+    `fleet` are the workers of one model, `num_own_running` its lines that produce tokens now. Heartbeats are up to a second old, so this is
     an estimate. Without a decode worker nothing is sent that could only wait.
     """
     workers = [worker for worker in fleet.usable() if worker.can_decode]
@@ -24,6 +25,34 @@ def wanted_window(fleet: Fleet, num_own_running: int, max_window: int) -> int:
     num_busy = sum(worker.num_running + worker.num_waiting for worker in workers)
     num_foreign = max(0, num_busy - num_own_running)
     return min(max(1, FILL_FACTOR * (capacity - num_foreign)), max_window)
+
+
+class SlotBook:
+    """The slots of each model, by its slug: a model that is jammed holds the lines of no other.
+
+    Lines of a model that nobody knows are refused when they run; a few may at once.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, Slots] = {}
+        self._unknown = Slots()
+        self._unknown.set_limit(UNKNOWN_LINES)
+
+    def of(self, slug: str | None) -> Slots:
+        """A model's; None: nobody knows the model."""
+        if slug is None:
+            return self._unknown
+        return self._slots.setdefault(slug, Slots())
+
+    @property
+    def slugs(self) -> list[str]:
+        """Models that lines have asked for."""
+        return list(self._slots)
+
+    @property
+    def num_taken(self) -> int:
+        """Lines in flight."""
+        return sum(slots.num_taken for slots in (*self._slots.values(), self._unknown))
 
 
 class Slots:

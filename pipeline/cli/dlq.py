@@ -11,6 +11,7 @@ from rich.table import Table
 from pipeline.cli.errors import CommandRefused
 from pipeline.cli.status import shown_time
 from pipeline.ledger.dead_letters import DeadLetter, DeadLetters
+from pipeline.ledger.keys import model_slug
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import WorkerLedger
@@ -106,8 +107,11 @@ def retry_letter(redis_url: str, request_id: str) -> str:
         StoreUnavailable: Redis does not answer; upkeep sends the message if it got that far.
     """
     with connected(redis_url) as client:
+        letter = DeadLetters(client).find(request_id)
+        if letter is None:
+            raise DeadLetterUnknown(request_id)
         now_ms, beats = LedgerOverview(client).beats()
-        queue = choose_entry(Fleet.decode(beats, now_ms))
+        queue = choose_entry(Fleet.decode(beats, now_ms), model_slug(letter.model))
         ledger = WorkerLedger(client, max_attempts=1, retention_s=1)
         messages = ledger.revive(request_id, queue, REVIVED_EXPIRY_S)
         if messages is None:

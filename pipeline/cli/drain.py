@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.cli.errors import CommandRefused
 from pipeline.ledger.drain_orders import DrainOrders
+from pipeline.ledger.keys import model_slug
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
 from pipeline.scheduling.fleet import Fleet
@@ -34,14 +35,15 @@ class NodeUnknown(CommandRefused):
 class NodeNeeded(CommandRefused):
     """Nobody else could go on with what runs there."""
 
-    def __init__(self, node: str) -> None:
-        super().__init__(node)
+    def __init__(self, node: str, models: tuple[str, ...]) -> None:
+        super().__init__(node, models)
         self.node = node
+        self.models = models
 
     def __str__(self) -> str:
         return (
-            f"no other node decodes: what runs on {self.node} would wait until one does, or until "
-            "its deadline; --force drains it nevertheless"
+            f"no other node decodes {', '.join(self.models)}: what runs on {self.node} would wait "
+            "until one does, or until its deadline; --force drains it nevertheless"
         )
 
 
@@ -66,7 +68,7 @@ def drain_node(
 
     Raises:
         NodeUnknown: it has no workers.
-        NodeNeeded: no other node could go on, and it is not forced.
+        NodeNeeded: for one of its models no other node could go on, and it is not forced.
         DrainUnfinished: some did not leave in time.
         StoreUnavailable: Redis does not answer; an order that was given stands.
     """
@@ -78,8 +80,11 @@ def drain_node(
         if not workers:
             nodes = sorted({state.node for state in fleet.workers.values() if state.node})
             raise NodeUnknown(node, tuple(nodes))
-        if not is_forced and choose_decode(fleet.without_node(node)) is None:
-            raise NodeNeeded(node)
+        others = fleet.without_node(node)
+        models = {fleet.workers[name].model for name in workers}
+        left = sorted(m for m in models if choose_decode(others, model_slug(m)) is None)
+        if left and not is_forced:
+            raise NodeNeeded(node, tuple(left))
         DrainOrders(client).give(workers, limit_s)
         _wait(overview, node, workers, time.monotonic() + limit_s + MARGIN_S, say)
     finally:

@@ -25,12 +25,13 @@ _LEDGER_KEYS = (
     "request:*", "tokens:*", "prompt_logprobs:*", "waiting:*", "released:*", "line:*", "lines:*",
     "jobs:*", "webhooks",
     "finish:*", "virtual:*", "turns:*", "running:*", "lease:*", "cancels:*", "frontier:*", "open:*",
-    "crash:*", "node:*", "held", "held_queues", "num_held", "ahead", "owed_tokens", "pace_ms", "slots",
-    "workers", "queues", "deadlines", "leader", "dead_letters", "counters", "trials", "on_trial",
-    "faults", "batch_runner", "resting", "drains", "links", "asked_lately",
+    "crash:*", "node:*", "slots", "workers", "queues", "deadlines", "leader", "dead_letters", "counters",
+    # By model; the bare names are those of the time when there was one.
+    "held*", "num_held*", "ahead*", "owed_tokens*", "pace_ms*", "trials*", "on_trial*", "asked_lately*",
+    "faults", "batch_runner", "resting", "drains", "links",
 )  # fmt: skip
-# Lists of messages, one per priority; kombu's table of queues.
-_QUEUE_KEYS = ("prefill", "prefill\x06\x16*", "decode.*", "_kombu.*")
+# Lists of messages, by model and one per priority; kombu's table of queues.
+_QUEUE_KEYS = ("prefill*", "decode.*", "_kombu.*")
 _UPKEEP_KEYS = ("unacked.*", "unacked_index.*", "unacked_mutex.*")  # struck off with a lost worker
 _LEDGER_CHANNELS = ("gateway:*", "control:*")
 # Of database 0. A pattern that is subscribed to must stand here word for word, so no `/*.celery...`.
@@ -80,8 +81,8 @@ RIGHTS: Mapping[AclUser, Rights] = {
     # It sees events and asks workers what they do; it has no key of the ledger, so no prompt.
     AclUser.FLOWER: Rights(
         keys=("_kombu.*", "*.celery.pidbox", "*.celery.pidbox\x06\x16*", "celeryev.*",
-              "unacked", "unacked_index", "unacked_mutex", "%R~prefill", "%R~prefill\x06\x16*",
-              "%R~decode.*", "%R~celery", "%R~celery\x06\x16*"),
+              "unacked", "unacked_index", "unacked_mutex", "%R~prefill*", "%R~decode.*",
+              "%R~celery", "%R~celery\x06\x16*"),
         channels=_CELERY_CHANNELS,
         commands=(*_CONNECTION, *_CONSUMER_COMMANDS, "publish", "subscribe", "unsubscribe", "sadd",
                   "srem", "smembers", "exists", "del", "expire", "llen", "lpush", "rpush", "lpop",

@@ -130,12 +130,23 @@ def as_screen(status: Status) -> RenderableType:
 
 
 def _workers(status: Status) -> Table:
-    columns = ("worker", "role", "health", "lease s", "owns", "running", "places", "HBM blocks")
+    columns = (
+        "worker",
+        "model",
+        "role",
+        "health",
+        "lease s",
+        "owns",
+        "running",
+        "places",
+        "HBM blocks",
+    )
     table = plain_table("workers", *columns, "prefill tok/s")
     for line in status.workers:
         state = line.state
         table.add_row(
             line.name.partition("#")[0],
+            state.model,
             str(state.role),
             Text(line.health, style="green" if line.health == "ok" else "bold red"),
             f"{line.lease_ms / 1000:.1f}" if line.lease_ms > 0 else NOTHING,

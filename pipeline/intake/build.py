@@ -50,9 +50,10 @@ class Caller:
 class Generation:
     """One body's worth of requests.
 
-    Choice i of the answer is requests[i]; it continues prompt i // choices_per_prompt. `ignored` are
-    the fields that were passed over. `echoes` are the prompts to show again, none unless asked for.
-    `tools` says how calls are read out of the text, if there may be any. `created_s` is Unix time.
+    `model` is the name that was asked for, `vocabulary` the model's. Choice i of the answer is
+    requests[i]; it continues prompt i // choices_per_prompt. `ignored` are the fields that were
+    passed over. `echoes` are the prompts to show again, none unless asked for. `tools` says how calls
+    are read out of the text, if there may be any. `created_s` is Unix time.
     """
 
     answer_id: str
@@ -60,6 +61,7 @@ class Generation:
     model: str
     created_s: int
     requests: tuple[Request, ...]
+    vocabulary: Vocabulary
     choices_per_prompt: int = 1
     streams: bool = False
     includes_usage: bool = False
@@ -126,7 +128,8 @@ class Intake:
         is_chat = body.get("messages") is not None if is_job else kind is AnswerKind.CHAT
         parsed: ChatBody | CompletionBody
         parsed, ignored = parse_chat(body) if is_chat else parse_completion(body)
-        self.check_model(parsed.model)
+        if parsed.model not in self.names:
+            raise UnknownModel(parsed.model)
         prompts = self.prompts_of(parsed)
         plan = self._plans.plan(parsed)
         if is_job:
@@ -141,6 +144,7 @@ class Intake:
             requests=tuple(
                 self._requests(answer_id, parsed, prompts, plan, _terms(caller, service_tier))
             ),
+            vocabulary=self.vocabulary,
             choices_per_prompt=parsed.n,
             streams=parsed.stream,
             includes_usage=parsed.includes_usage,
@@ -154,11 +158,6 @@ class Intake:
     def add_aliases(self, names: Iterable[str]) -> None:
         """Let clients call the model by these names too; before it is used."""
         self.names = tuple(dict.fromkeys((*self.names, *names)))
-
-    def check_model(self, name: str) -> None:
-        """Raise `UnknownModel` for a name that is neither the model's nor an alias."""
-        if name not in self.names:
-            raise UnknownModel(name)
 
     def prompts_of(self, body: ChatBody | CompletionBody) -> list[list[int]]:
         """See `PromptWriter.write`."""

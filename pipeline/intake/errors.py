@@ -7,6 +7,7 @@ RequestRefused                status, type, code, param, message      → what t
 ├── ContextExceeded   400     context_length_exceeded                 → shorten the prompt or the answer
 ├── TemplateRefused   400     template_refused                        → obey the model's chat template
 ├── UnknownModel      404     model_not_found                         → ask GET /v1/models
+├── TokenizerUnusable 503     model_unusable                          → see the gateway's log; put its files there
 ├── RequestFailed     5xx     worker_lost, no_workers, ...            → as Retry-After says
 └── RequestCancelled  500     cancelled                               → ask again if it was not meant
 
@@ -22,6 +23,7 @@ from pipeline.protocol.failure import Ending, FailureCode, FinishReason
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+UNUSABLE_RETRY_S = 10
 MAX_MESSAGE_CHARS = 500  # in JSON at most 12 bytes a character pair: always under 4 KB
 
 
@@ -119,6 +121,16 @@ class UnknownModel(RequestRefused):
     def __init__(self, model: str) -> None:
         message = f"The model '{clip(model)}' does not exist."
         super().__init__(404, INVALID_REQUEST, "model_not_found", "model", message)
+        self.model = model
+
+
+class TokenizerUnusable(RequestRefused):
+    """A model is served, but its tokenizer and template cannot be loaded here."""
+
+    def __init__(self, model: str) -> None:
+        message = f"This server has no usable tokenizer of the model '{clip(model)}'."
+        super().__init__(503, SERVER_ERROR, "model_unusable", "model", message)
+        self.retry_after_s = UNUSABLE_RETRY_S
 
 
 _FIRST_SERVER_STATUS = 500

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -46,13 +46,13 @@ class DetokenizeShape(BaseModel):
     tokens: TokenIds
 
 
-def tokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
+def tokenize(find: Callable[[str], Intake], body: Mapping[str, Any]) -> dict[str, Any]:
     """The ids that a completion (`prompt`) or a chat (`messages`) would be computed from.
 
-    `add_special_tokens` false leaves out what the model wants before a raw prompt.
+    `find` gives the model of a name. `add_special_tokens` false leaves out what the model wants before a raw prompt.
 
     Raises:
-        RequestRefused: any of its subclasses with status 400 or 404.
+        RequestRefused: any of its subclasses with status 400 or 404; also what `find` raises.
     """
     options = validate(TokenizeShape, {k: body[k] for k in _OWN_FIELDS if body.get(k) is not None})
     rest = {name: value for name, value in body.items() if name not in _OWN_FIELDS}
@@ -61,7 +61,7 @@ def tokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
             raise UnsupportedField(name)
     is_chat = rest.get("messages") is not None
     parsed = parse_chat(rest)[0] if is_chat else parse_completion(rest)[0]
-    intake.check_model(parsed.model)
+    intake = find(parsed.model)
     prompts = intake.prompts_of(parsed)
     if len(prompts) > 1:
         raise InvalidField("prompt", "prompt must be one prompt.")
@@ -75,15 +75,15 @@ def tokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def detokenize(intake: Intake, body: Mapping[str, Any]) -> dict[str, Any]:
+def detokenize(find: Callable[[str], Intake], body: Mapping[str, Any]) -> dict[str, Any]:
     """The text that token ids spell, control tokens included.
 
     Raises:
         InvalidField, UnsupportedField: see the field named.
-        UnknownModel: not served here.
+        UnknownModel: not served here; also what else `find` raises.
     """
     parsed = validate(DetokenizeShape, {k: v for k, v in body.items() if v is not None})
-    intake.check_model(parsed.model)
+    intake = find(parsed.model)
     if any(token_id >= intake.vocabulary.vocab_size for token_id in parsed.tokens):
         raise InvalidField("tokens", "tokens has a token id outside the vocabulary.")
     text = Detokenizer(intake.vocabulary, TextRules(shows_special=True))

@@ -5,6 +5,10 @@ The Lua scripts build the same names; `lua/common.lua` is their other half.
 
 from __future__ import annotations
 
+import hashlib
+import re
+from functools import lru_cache
+
 WORKERS = "workers"
 WEBHOOKS = "webhooks"
 QUEUES = "queues"
@@ -12,25 +16,69 @@ DEADLINES = "deadlines"
 LEADER = "leader"
 DEAD_LETTERS = "dead_letters"
 COUNTERS = "counters"
-HELD = "held"
 FAULTS = "faults"
 SLOTS = "slots"
 DRAINS = "drains"
 LINKS = "links"
 
-PREFILL_QUEUE = "prefill"
-UNPLACED_QUEUE = "unplaced"
-_DECODE_PREFIX = "decode."
+_PREFILL, _DECODE, _UNPLACED = "prefill", "decode", "unplaced"
+_QUEUE = re.compile(rf"{_DECODE}\.([\w-]+)\..+|(?:{_PREFILL}|{_UNPLACED})\.([\w-]+)", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9-]{1,48}")
+_NO_WORD = re.compile(r"[^A-Za-z0-9-]")
+_MAX_SHOWN_CHARS = 40
 
 
-def decode_queue(node: str) -> str:
-    """The queue of a node's decode workers."""
-    return f"{_DECODE_PREFIX}{node}"
+@lru_cache(maxsize=256)
+def model_slug(model: str) -> str:
+    """A model's name as it stands in names of queues and keys: a word of letters, digits and -.
+
+    Another name has the rest replaced and, behind a _, a digest, so that no two have one slug.
+    """
+    if _WORD.fullmatch(model):
+        return model
+    digest = hashlib.sha256(model.encode()).hexdigest()[:8]
+    return f"{_NO_WORD.sub('-', model)[:_MAX_SHOWN_CHARS]}_{digest}"
+
+
+def prefill_queue(slug: str) -> str:
+    """The queue that all prefill workers of a model share."""
+    return f"{_PREFILL}.{slug}"
+
+
+def decode_queue(slug: str, node: str) -> str:
+    """The queue of a node's decode workers of a model."""
+    return f"{_DECODE}.{slug}.{node}"
+
+
+def unplaced_queue(slug: str) -> str:
+    """Where requests to a model wait that nobody serves; it has no messages."""
+    return f"{_UNPLACED}.{slug}"
 
 
 def is_decode_queue(queue: str) -> bool:
     """True for the queue of a node's decode workers."""
-    return queue.startswith(_DECODE_PREFIX)
+    return queue.startswith(f"{_DECODE}.")
+
+
+def is_unplaced_queue(queue: str) -> bool:
+    """True where requests wait that have no worker."""
+    return queue.partition(".")[0] == _UNPLACED
+
+
+def slug_of(queue: str) -> str:
+    """The slug of the queue's model; empty for a queue of the time when there was one model."""
+    match = _QUEUE.fullmatch(queue)
+    return match[1] or match[2] if match else ""
+
+
+def held_key(slug: str) -> str:
+    """Set of a model's request ids that wait in their tenant's line, without a message."""
+    return f"held:{slug}" if slug else "held"
+
+
+def open_key(slug: str) -> str:
+    """Sorted set of a model's request ids that have not ended, by their deadline."""
+    return f"open:model:{slug}"
 
 
 def request_key(request_id: str) -> str:

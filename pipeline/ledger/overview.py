@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,14 @@ class LedgerOverview:
         """The requests that wait in a queue, released or not, the oldest first."""
         with store_errors():
             return [item.decode() for item in self._client.zrange(waiting_key(queue), 0, limit - 1)]
+
+    def models_of(self, request_ids: Sequence[str]) -> list[str]:
+        """The model that each of them asks for; empty for one that is gone."""
+        with store_errors():
+            pipe = self._client.pipeline(transaction=False)
+            for request_id in request_ids:
+                pipe.hget(request_key(request_id), "model")
+            return [(name or b"").decode() for name in pipe.execute()]
 
     def released(self, queue: str, *, before_ms: int, limit: int) -> list[ReleasedRequest]:
         """Requests whose message was sent before a time and that nobody claimed, the oldest first."""

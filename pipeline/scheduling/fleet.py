@@ -10,7 +10,7 @@ from typing import Self
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.ledger.keys import PREFILL_QUEUE, decode_queue
+from pipeline.ledger.keys import decode_queue, model_slug, prefill_queue
 
 SUSPECT_S = 3.0
 DEAD_S = 5.0
@@ -64,10 +64,21 @@ class WorkerState(BaseModel):
     max_ahead_tokens: int = 0  # prompt tokens that may be released to it and not be computed yet
     prefill_tokens_per_s: float = 0.0  # in full steps; 0: not known yet
     peer_address: str = ""  # where other nodes pull KV blocks from; empty: nowhere
+    engine: str = ""
+    model_path: str = (
+        ""  # its directory, or the script's file, on the worker's machine; empty: none
+    )
+    model_aliases: tuple[str, ...] = ()  # further names that clients may use
+    max_context: int = 0  # tokens of prompt and answer together
+
+    @property
+    def slug(self) -> str:
+        """Its model in names of queues."""
+        return model_slug(self.model)
 
     @property
     def can_prefill(self) -> bool:
-        """Serves the shared prefill queue."""
+        """Serves its model's prefill queue."""
         return self.role is not Role.DECODE
 
     @property
@@ -104,6 +115,16 @@ class Fleet:
         workers = {name: state for name, state in self.workers.items() if state.node != node}
         return Fleet(workers, self.ages_s)
 
+    def of_model(self, slug: str) -> Fleet:
+        """The workers of one model."""
+        workers = {name: state for name, state in self.workers.items() if state.slug == slug}
+        return Fleet(workers, self.ages_s)
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Names of models that have a worker, alive or not, by slug."""
+        return {state.slug: state.model for state in self.workers.values() if state.model}
+
     def usable(self) -> list[WorkerState]:
         """Workers that may get new work: heard of lately, able to, and not on their way out."""
         return [
@@ -134,13 +155,15 @@ class Fleet:
 
     def unpaired(self) -> list[str]:
         """Usable prefill workers whose KV blocks no decode node can read: other weights or layout."""
-        readable = [
-            {state.namespace for state in states} for states in self.decode_nodes().values()
-        ]
+        readable = {
+            (states[0].slug, frozenset(state.namespace for state in states))
+            for states in self.decode_queues().values()
+        }
         return sorted(
             state.worker
             for state in self.usable()
-            if state.role is Role.PREFILL and {state.namespace} not in readable
+            if state.role is Role.PREFILL
+            and (state.slug, frozenset({state.namespace})) not in readable
         )
 
     @property
@@ -161,13 +184,13 @@ class Fleet:
         """Speed of all workers of a queue together; 0: not known."""
         return sum(state.prefill_tokens_per_s for state in self.usable() if queue in state.queues)
 
-    def decode_nodes(self) -> dict[str, list[WorkerState]]:
-        """Usable decode workers by node."""
-        nodes: dict[str, list[WorkerState]] = {}
+    def decode_queues(self) -> dict[str, list[WorkerState]]:
+        """Usable decode workers by their queue, which is one model's on one node."""
+        queues: dict[str, list[WorkerState]] = {}
         for state in self.usable():
             if state.can_decode:
-                nodes.setdefault(state.node, []).append(state)
-        return nodes
+                queues.setdefault(decode_queue(state.slug, state.node), []).append(state)
+        return queues
 
 
 EMPTY_FLEET = Fleet({}, {})
@@ -198,11 +221,11 @@ def node_of(worker: str) -> str:
     return worker.partition("@")[2].partition("#")[0]
 
 
-def queues_of(role: Role, node: str) -> tuple[str, ...]:
+def queues_of(role: Role, slug: str, node: str) -> tuple[str, ...]:
     """The Celery queues of a worker."""
-    own = decode_queue(node)
+    shared, own = prefill_queue(slug), decode_queue(slug, node)
     return {
-        Role.PREFILL: (PREFILL_QUEUE,),
+        Role.PREFILL: (shared,),
         Role.DECODE: (own,),
-        Role.BOTH: (PREFILL_QUEUE, own),
+        Role.BOTH: (shared, own),
     }[role]

@@ -1,42 +1,41 @@
-"""Which queue a request waits in."""
+"""Which queue a request waits in. Models are named by their slug; each has workers of its own."""
 
 from __future__ import annotations
 
-from pipeline.ledger.keys import PREFILL_QUEUE, UNPLACED_QUEUE, decode_queue
+from pipeline.ledger.keys import prefill_queue, unplaced_queue
 from pipeline.scheduling.fleet import Fleet
 
 
-def choose_entry(fleet: Fleet) -> str:
-    """The first queue of a new or recovered request.
+def choose_entry(fleet: Fleet, slug: str) -> str:
+    """The first queue of a new or recovered request to a model.
 
     Without a decode worker nobody could finish it: it waits unplaced, and no prefill is spent on it.
     Without a prefill worker a decode node computes the prompt itself. So it does while some prefill
     worker is not paired with a decode node: the queue is shared, and what that worker computed would
     be of no use.
     """
-    decode = choose_decode(fleet)
+    mine = fleet.of_model(slug)
+    decode = choose_decode(mine, slug)
     if decode is None:
-        return UNPLACED_QUEUE
-    return PREFILL_QUEUE if fleet.num_prefill and not fleet.unpaired() else decode
+        return unplaced_queue(slug)
+    return prefill_queue(slug) if mine.num_prefill and not mine.unpaired() else decode
 
 
-def choose_decode(fleet: Fleet, namespace: str | None = None) -> str | None:
-    """The decode queue of the least loaded node, None if no node decodes.
+def choose_decode(fleet: Fleet, slug: str, namespace: str | None = None) -> str | None:
+    """The model's decode queue on the least loaded node, None if no node decodes it.
 
     Load is occupied places per place; names break ties, so that all routers agree. With a
     `namespace`, only nodes whose KV blocks are interchangeable with it count.
     """
-    nodes = {
-        node: states
-        for node, states in fleet.decode_nodes().items()
+    queues = {
+        queue: states
+        for queue, states in fleet.of_model(slug).decode_queues().items()
         if namespace is None or all(state.namespace == namespace for state in states)
     }
-    if not nodes:
-        return None
 
-    def load(node: str) -> tuple[float, str]:
-        states = nodes[node]
+    def load(queue: str) -> tuple[float, str]:
+        states = queues[queue]
         busy = sum(state.num_running + state.num_waiting for state in states)
-        return busy / max(1, sum(state.capacity for state in states)), node
+        return busy / max(1, sum(state.capacity for state in states)), queue
 
-    return decode_queue(min(nodes, key=load))
+    return min(queues, key=load, default=None)

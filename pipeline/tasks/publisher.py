@@ -11,7 +11,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from pipeline.errors import PipelineError, StoreUnavailable
-from pipeline.ledger.keys import UNPLACED_QUEUE, is_decode_queue
+from pipeline.ledger.keys import is_decode_queue, is_unplaced_queue
 from pipeline.ledger.messages import QueueMessage
 from pipeline.tasks.app import DECODE_TASK, PREFILL_TASK
 
@@ -30,12 +30,12 @@ class Publisher:
         self._app = app
 
     def publish(self, request_id: str, queue: str, priority: int) -> None:
-        """Send the task that fits the queue; the unplaced line has no messages.
+        """Send the task that fits the queue; unplaced lines have no messages.
 
         Raises:
             StoreUnavailable: the broker does not take it.
         """
-        if queue == UNPLACED_QUEUE:
+        if is_unplaced_queue(queue):
             return
         kind, name = (
             ("decode", DECODE_TASK) if is_decode_queue(queue) else ("prefill", PREFILL_TASK)

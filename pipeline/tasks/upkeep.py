@@ -14,7 +14,7 @@ import structlog
 
 from pipeline.errors import StoreUnavailable
 from pipeline.ledger.dead_letters import FaultLog
-from pipeline.ledger.keys import PREFILL_QUEUE, UNPLACED_QUEUE, is_decode_queue
+from pipeline.ledger.keys import is_decode_queue, model_slug, slug_of, unplaced_queue
 from pipeline.ledger.overview import LedgerOverview, ReleasedRequest
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.failure import FailureCode
@@ -104,7 +104,9 @@ class Upkeep:
             for worker in fleet.workers:
                 if not self.overview.is_alive(worker):
                     self._take_from_lost(fleet, worker, now_ms)
-        self._tell_of_unpaired(fleet.unpaired() if fleet.ready else [])
+        self._tell_of_unpaired(
+            [w for w in fleet.unpaired() if fleet.of_model(fleet.workers[w].slug).ready]
+        )
         served = fleet.served_queues()
         for queue in self.overview.queues():
             if queue in served:
@@ -140,8 +142,9 @@ class Upkeep:
         if guilty is not None:
             log.warning("worker_killed_by_request", worker=worker, request_id=guilty)
             self.faults.note(now_ms, "killed_by_request", worker=worker, request_id=guilty)
-        for request_id in owned:
-            target = _next_queue(without, needs_decode=not fleet.workers[worker].can_prefill)
+        needs_decode = not fleet.workers[worker].can_prefill
+        for request_id, model in zip(owned, self.overview.models_of(owned), strict=True):
+            target = _next_queue(without, model_slug(model), needs_decode=needs_decode)
             messages = self.ledger.requeue_lost(request_id, worker, target)
             self.publisher.publish_all(messages or [])
         self.ledger.leave(worker)
@@ -149,14 +152,27 @@ class Upkeep:
     def _move_waiting(self, fleet: Fleet, queue: str) -> None:
         """Find another queue for what waits where nobody serves."""
         waiting = self.overview.waiting(queue, limit=BATCH)
-        if not waiting and queue not in (PREFILL_QUEUE, UNPLACED_QUEUE):
-            self.overview.forget_queue(queue)
-        target = _next_queue(fleet, needs_decode=is_decode_queue(queue))
-        if target == queue or not waiting:
+        if not waiting:
+            if is_decode_queue(queue) or not slug_of(queue):
+                self.overview.forget_queue(queue)
             return
-        for request_id in waiting:
-            self.publisher.publish_all(self.ledger.place(request_id, queue, target) or [])
-        log.info("waiting_moved", queue=queue, to=target, num_requests=len(waiting))
+        for slug, request_ids in self._by_model(queue, waiting).items():
+            target = _next_queue(fleet, slug, needs_decode=is_decode_queue(queue))
+            if target == queue:
+                continue
+            for request_id in request_ids:
+                self.publisher.publish_all(self.ledger.place(request_id, queue, target) or [])
+            log.info("waiting_moved", queue=queue, to=target, num_requests=len(request_ids))
+
+    def _by_model(self, queue: str, waiting: list[str]) -> dict[str, list[str]]:
+        """Requests by slug; the name of a queue of older builds does not say it."""
+        slug = slug_of(queue)
+        if slug:
+            return {slug: waiting}
+        found: dict[str, list[str]] = {}
+        for request_id, model in zip(waiting, self.overview.models_of(waiting), strict=True):
+            found.setdefault(model_slug(model), []).append(request_id)
+        return found
 
     def _send_lost_messages(self, queue: str, now_ms: int) -> None:
         """Publish again for requests whose message cannot be in the broker any more.
@@ -189,7 +205,7 @@ class Upkeep:
         return True
 
 
-def _next_queue(fleet: Fleet, *, needs_decode: bool) -> str:
+def _next_queue(fleet: Fleet, slug: str, *, needs_decode: bool) -> str:
     if needs_decode:
-        return choose_decode(fleet) or UNPLACED_QUEUE
-    return choose_entry(fleet)
+        return choose_decode(fleet, slug) or unplaced_queue(slug)
+    return choose_entry(fleet, slug)

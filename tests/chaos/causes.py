@@ -188,12 +188,12 @@ def lossy_policy(rig: Rig) -> None:
 
 
 def messages_dropped(rig: Rig) -> None:
-    for queue in ("prefill", "decode.node-a"):
+    for queue in ("prefill.m", "decode.m.node-a"):
         rig.redis.delete(*broker_lists(queue))
 
 
 def messages_doubled(rig: Rig) -> None:
-    for queue in ("prefill", "decode.node-a"):
+    for queue in ("prefill.m", "decode.m.node-a"):
         for name in broker_lists(queue):
             for message in rig.redis.lrange(name, 0, -1):
                 rig.redis.lpush(name, message)
@@ -206,8 +206,8 @@ def stale_writes(rig: Rig) -> None:
     writes = [LogWrite(name, 1, 0, b"\x00" * 8, "stop", 0) for name in ids]
     ledger.write_step("nobody@nowhere#0", writes)
     for name in ids:
-        ledger.hand_over(name, "nobody@nowhere#0", 1, "decode.nowhere", None)
-        ledger.requeue_lost(name, "nobody@nowhere#0", "decode.nowhere")
+        ledger.hand_over(name, "nobody@nowhere#0", 1, "decode.m.nowhere", None)
+        ledger.requeue_lost(name, "nobody@nowhere#0", "decode.m.nowhere")
 
 
 def subscriptions_cut(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from tests.flow.talk import JobReading, client, complete, submit_job, text_of
 from tests.flow.wire import num_tokens_run
 
 AUTH = ("watch", "word")
-QUEUE = "decode.node-a"
+QUEUE = "decode.m.node-a"
 
 
 @pytest.fixture(scope="module")

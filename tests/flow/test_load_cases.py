@@ -68,7 +68,7 @@ async def test_c082_what_does_not_fit_is_refused_at_once_and_the_rest_finishes(
     look_s = statistics.median(took_s for _, took_s in looks)
     assert statistics.median(took_s for _, took_s in refused) < max(1.0, 8 * look_s)
     rig.wait_at_rest()
-    assert not rig.redis.exists("held", "owed_tokens", "ahead", "num_held")
+    assert not rig.redis.exists("held:m", "owed_tokens:m", "ahead:m", "num_held:m")
 
 
 async def test_a_refusal_takes_little_time(make_rig: Callable[..., Rig]) -> None:

@@ -118,7 +118,7 @@ async def test_c148_messages_are_plain_and_bounded(rig: Rig) -> None:
             job_ids = [await submit_job(http, prompt, max_tokens=4) for _ in range(3)]
 
         def messages() -> list[bytes]:
-            return [m for name in broker_lists("prefill") for m in rig.redis.lrange(name, 0, -1)]
+            return [m for name in broker_lists("prefill.m") for m in rig.redis.lrange(name, 0, -1)]
 
         dump = wait_until(lambda: len(messages()) >= 2 and messages(), 10, "messages in the broker")
         assert all(len(message) < 2048 for message in dump)
@@ -154,14 +154,14 @@ async def test_c148_a_pickle_message_is_refused_and_does_not_run(rig: Rig) -> No
         "properties": {
             "correlation_id": "evil",
             "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": "prefill"},
+            "delivery_info": {"exchange": "", "routing_key": "prefill.m"},
             "priority": 0,
             "body_encoding": "base64",
             "delivery_tag": "evil-tag",
         },
     }
-    rig.redis.lpush("prefill", json.dumps(message))
-    wait_until(lambda: not rig.redis.llen("prefill"), 5, "the worker took it")
+    rig.redis.lpush("prefill.m", json.dumps(message))
+    wait_until(lambda: not rig.redis.llen("prefill.m"), 5, "the worker took it")
     async with client(rig) as http:
         assert await text_of(http, "still alive", max_tokens=3)
 
@@ -181,14 +181,14 @@ async def test_a_message_that_makes_no_sense_harms_nobody(rig: Rig, task_body: b
         "properties": {
             "correlation_id": "odd",
             "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": "prefill"},
+            "delivery_info": {"exchange": "", "routing_key": "prefill.m"},
             "priority": 0,
             "body_encoding": "base64",
             "delivery_tag": f"odd-{hash(task_body)}",
         },
     }
-    rig.redis.lpush("prefill", json.dumps(message))
-    wait_until(lambda: not rig.redis.llen("prefill"), 5, "the worker took it")
+    rig.redis.lpush("prefill.m", json.dumps(message))
+    wait_until(lambda: not rig.redis.llen("prefill.m"), 5, "the worker took it")
     async with client(rig) as http:
         assert await text_of(http, "still alive", max_tokens=3)
 

@@ -24,7 +24,7 @@ def beat(ledger: WorkerLedger, node: str, address: str, *, namespace: str = "ns"
         role=Role.BOTH,
         model="m",
         namespace=namespace,
-        queues=("prefill",),
+        queues=("prefill.m",),
         capacity=4,
         peer_address=address,
     )

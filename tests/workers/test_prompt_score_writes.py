@@ -55,10 +55,10 @@ async def claimed(redis_url: str, client: redis.Redis) -> WorkerLedger:
     connection = connect_async(redis_url)
     request = Request("r1", "m", [1, 2, 3], SAMPLING)
     limits = AdmissionLimits(max_waiting=9)
-    await ClientLedger(connection, limits=limits, retention_s=60).submit(request, "prefill", "g")
+    await ClientLedger(connection, limits=limits, retention_s=60).submit(request, "prefill.m", "g")
     await connection.aclose()
     ledger = WorkerLedger(client, max_attempts=2, retention_s=60)
-    assert isinstance(ledger.claim("r1", "w1", ("prefill",)), ClaimedRequest)
+    assert isinstance(ledger.claim("r1", "w1", ("prefill.m",)), ClaimedRequest)
     return ledger
 
 

@@ -30,7 +30,7 @@ from workers.step_loop import Engine
 from workers.token_grammar import TokenGrammar
 from workers.token_sink import TokenSink
 
-QUEUE = "decode.a"
+QUEUE = "decode.m.a"
 STEP_MS = 5.0
 BOOK = GrammarBook(ByteVocabulary())
 

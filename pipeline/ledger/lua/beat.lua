@@ -7,7 +7,7 @@ redis.call('HSET', 'workers', worker, cmsgpack.pack({now, ARGV[3]}))
 local state = cjson.decode(ARGV[3])
 if state.queues and not state.is_draining and not state.is_stuck then
   redis.call('HSET', 'slots', worker, cmsgpack.pack({' ' .. table.concat(state.queues, ' ') .. ' ',
-    state.capacity or 0, state.max_ahead_tokens or 0, state.role ~= 'prefill'}))
+    state.capacity or 0, state.max_ahead_tokens or 0, state.role ~= 'prefill', model_of(state.queues[1])}))
 else
   redis.call('HDEL', 'slots', worker)
 end

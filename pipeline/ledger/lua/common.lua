@@ -10,14 +10,25 @@ local ALONE = 0.9                        -- the least share of one that nobody e
 local LATELY_S = 60                      -- for so long
 local AGEING_MS = 10000                  -- a priority that waits this long counts as one higher
 local GRACE_MS = 250                     -- workers end what is late; the store steps in after this
-local UNPLACED = 'unplaced'
 local MAX_RELEASES = 64                  -- in one script call
 local TRIAL_S = 10
 
 local function request_key(id) return 'request:' .. id end
 local function tokens_key(id) return 'tokens:' .. id end
 local function of_lane(name, queue, lane) return name .. ':' .. queue .. ':' .. lane end
+local function is_unplaced(queue) return string.sub(queue, 1, 8) == 'unplaced' end
 local function line_key(queue, lane, tenant) return 'line:' .. queue .. ':' .. lane .. ':' .. tenant end
+
+-- Each model has its own places, lines, limits and trials: a jammed one holds no other. The name of a queue
+-- says whose it is (keys.py): prefill.MODEL, decode.MODEL.NODE, unplaced.MODEL. Queues of the time when
+-- there was one model name none; they are one of their own until they are empty.
+local function model_of(queue)
+  queue = queue or ''  -- of a request whose key is gone
+  return string.match(queue, '^decode%.([%w_-]+)%.') or string.match(queue, '^prefill%.([%w_-]+)$')
+    or string.match(queue, '^unplaced%.([%w_-]+)$') or ''
+end
+local function of_model(name, model) return model == '' and name or name .. ':' .. model end
+local function open_key(model) return 'open:model:' .. model end
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -35,10 +46,11 @@ local function tell(watchers, item)
 end
 
 -- Room. `slots` holds what each living worker may take, from its heartbeat:
--- worker -> {queues between spaces, places, prompt tokens that may lie ahead (0: any), decodes}.
+-- worker -> {queues between spaces, places, prompt tokens that may lie ahead (0: any), decodes, model}.
 
 local function survey(queue)
-  local s = {queue = queue, places = 0, spare = 0, busy = 0, tokens = 0, is_bounded = true,
+  local model = model_of(queue)
+  local s = {model = model, places = 0, spare = 0, busy = 0, tokens = 0, is_bounded = true,
              all_places = 0, all_spare = 0}
   local slots = redis.call('HGETALL', 'slots')
   for i = 1, #slots, 2 do
@@ -46,7 +58,7 @@ local function survey(queue)
     -- What a worker may hold beyond its places, so that the next is there when one ends.
     local spare = math.min(4, 1 + math.floor(w[2] / 8))
     if w[2] == 0 then spare = 0 end
-    if w[4] then
+    if w[4] and (w[5] or '') == model then
       s.all_places = s.all_places + w[2]
       s.all_spare = s.all_spare + spare
     end
@@ -58,11 +70,11 @@ local function survey(queue)
       if w[3] == 0 then s.is_bounded = false end
     end
   end
-  s.in_flight = count('ZCARD', 'deadlines') - count('SCARD', 'held')
-  s.is_alone = redis.call('EXISTS', 'asked_lately') == 0
+  s.in_flight = count('ZCARD', open_key(model)) - count('SCARD', of_model('held', model))
+  s.is_alone = redis.call('EXISTS', of_model('asked_lately', model)) == 0
   s.ahead, s.released = {}, {}
   for rank, lane in ipairs(LANES) do
-    s.ahead[rank] = tonumber(redis.call('HGET', 'ahead', lane) or 0)
+    s.ahead[rank] = tonumber(redis.call('HGET', of_model('ahead', model), lane) or 0)
     s.released[rank] = count('ZCARD', of_lane('released', queue, lane))
   end
   return s
@@ -90,12 +102,15 @@ end
 -- Prompt tokens. `owed_tokens` are accepted and not computed; `ahead` those of them that were released,
 -- by lane. The fields `owed` and `ahead` of a request say what it still counts for.
 
+-- Returns the request's model.
 local function settle(id, owed)
   local key = request_key(id)
-  redis.call('INCRBY', 'owed_tokens', -tonumber(owed))
-  local lane = redis.call('HGET', key, 'ahead')
-  if lane then redis.call('HINCRBY', 'ahead', lane, -tonumber(owed)) end
+  local r = redis.call('HMGET', key, 'ahead', 'queue')
+  local model = model_of(r[2])
+  redis.call('INCRBY', of_model('owed_tokens', model), -tonumber(owed))
+  if r[1] then redis.call('HINCRBY', of_model('ahead', model), r[1], -tonumber(owed)) end
   redis.call('HDEL', key, 'owed', 'ahead')
+  return model
 end
 
 -- Lines. Between tenants of one queue and priority: start-time fair queueing (Goyal, Vin, Cheng 1996).
@@ -109,7 +124,7 @@ local function forget_lines_if_empty(queue, lane)
   for _, other in ipairs(LANES) do
     if count('ZCARD', of_lane('lines', queue, other)) > 0 then return end
   end
-  redis.call('SREM', 'held_queues', queue)
+  redis.call('SREM', of_model('held_queues', model_of(queue)), queue)
   redis.call('DEL', 'turns:' .. queue)
 end
 
@@ -120,7 +135,7 @@ local function hold(id, queue, since)
   if count('ZCARD', lines) == 0 then
     redis.call('HSET', 'turns:' .. queue, lane, now_ms())
     redis.call('HSETNX', 'turns:' .. queue, 'last', now_ms())
-    redis.call('SADD', 'held_queues', queue)
+    redis.call('SADD', of_model('held_queues', model_of(queue)), queue)
   end
   if not redis.call('ZSCORE', lines, tenant) then
     local virtual = tonumber(redis.call('GET', of_lane('virtual', queue, lane)) or 0)
@@ -128,15 +143,18 @@ local function hold(id, queue, since)
     redis.call('ZADD', lines, math.max(virtual, finish), tenant)
   end
   redis.call('ZADD', line_key(queue, lane, tenant), since, id)
-  redis.call('SADD', 'held', id)
-  redis.call('HINCRBY', 'num_held', lane, 1)
+  local model = model_of(queue)
+  redis.call('SADD', of_model('held', model), id)
+  redis.call('HINCRBY', of_model('num_held', model), lane, 1)
 end
 
 -- Takes a held request out of its line; nothing if it is not held.
 local function unhold(id, queue, lane, tenant)
-  if redis.call('SREM', 'held', id) == 0 then return end
-  redis.call('HINCRBY', 'num_held', lane, -1)
-  if count('SCARD', 'held') == 0 then redis.call('DEL', 'num_held') end
+  local model = model_of(queue)
+  local held, num_held = of_model('held', model), of_model('num_held', model)
+  if redis.call('SREM', held, id) == 0 then return end
+  redis.call('HINCRBY', num_held, lane, -1)
+  if count('SCARD', held) == 0 then redis.call('DEL', num_held) end
   local line = line_key(queue, lane, tenant)
   redis.call('ZREM', line, id)
   if count('ZCARD', line) == 0 then redis.call('ZREM', of_lane('lines', queue, lane), tenant) end
@@ -149,29 +167,36 @@ local function release(id, queue, lane, now, out)
   redis.call('HSET', key, 'lane', lane, 'released_ms', now)
   local owed = redis.call('HGET', key, 'owed')
   if owed and redis.call('HSETNX', key, 'ahead', lane) == 1 then
-    redis.call('HINCRBY', 'ahead', lane, owed)
+    redis.call('HINCRBY', of_model('ahead', model_of(queue)), lane, owed)
   end
   out[#out + 1], out[#out + 2], out[#out + 3] = id, queue, lane
 end
 
 -- Trials. A request that was on two lost workers goes on alone: the next such one is released when it has
 -- written a token, or ended, or TRIAL_S are over. So a request that kills its worker is found out.
-local function next_trial(now, out)
-  while redis.call('EXISTS', 'on_trial') == 0 do
-    local id = redis.call('LPOP', 'trials')
+local function next_trial(model, now, out)
+  local on_trial = of_model('on_trial', model)
+  while redis.call('EXISTS', on_trial) == 0 do
+    local id = redis.call('LPOP', of_model('trials', model))
     if not id then return end
     local r = redis.call('HMGET', request_key(id), 'state', 'queue', 'lane', 'trial', 'priority')
-    if r[1] == 'queued' and r[2] ~= UNPLACED and not r[3] and r[4] then
-      redis.call('SET', 'on_trial', id, 'EX', TRIAL_S)
+    if r[1] == 'queued' and not is_unplaced(r[2]) and not r[3] and r[4] then
+      redis.call('SET', on_trial, id, 'EX', TRIAL_S)
       release(id, r[2], r[5], now, out)
     end
   end
 end
 
+local function end_trial(id, model)
+  local on_trial = of_model('on_trial', model)
+  if redis.call('GET', on_trial) == id then redis.call('DEL', on_trial) end
+end
+
 local function pass_trial(id, now, out)
+  local model = model_of(redis.call('HGET', request_key(id), 'queue'))
   redis.call('HDEL', request_key(id), 'trial')
-  if redis.call('GET', 'on_trial') == id then redis.call('DEL', 'on_trial') end
-  next_trial(now, out)
+  end_trial(id, model)
+  next_trial(model, now, out)
 end
 
 -- Ranks of LANES that have somebody in line, the next to be served first: {rank, rank to serve at}.
@@ -207,9 +232,10 @@ local function release_first(queue, rank, at_rank, now, out)
   if count('ZCARD', line) > 0 then redis.call('ZADD', lines, finish, tenant) end
   local turns = 'turns:' .. queue
   local last = tonumber(redis.call('HGET', turns, 'last') or now)
-  local pace = tonumber(redis.call('GET', 'pace_ms') or 0)
+  local pace_ms = of_model('pace_ms', model_of(queue))
+  local pace = tonumber(redis.call('GET', pace_ms) or 0)
   if pace == 0 then pace = now - last else pace = pace + 0.1 * (now - last - pace) end
-  redis.call('SET', 'pace_ms', tostring(pace), 'EX', 3600)
+  redis.call('SET', pace_ms, tostring(pace), 'EX', 3600)
   redis.call('HSET', turns, lane, now, 'last', now)
   forget_lines_if_empty(queue, lane)
   release(id, queue, LANES[at_rank], now, out)
@@ -226,7 +252,7 @@ local function release_from(queue, out)
         release_first(queue, class[1], class[2], now, out)
         s.released[class[2]] = s.released[class[2]] + 1
         s.in_flight = s.in_flight + 1
-        s.ahead[class[2]] = tonumber(redis.call('HGET', 'ahead', LANES[class[2]]) or 0)
+        s.ahead[class[2]] = tonumber(redis.call('HGET', of_model('ahead', s.model), LANES[class[2]]) or 0)
         is_done = false
         break
       end
@@ -243,13 +269,14 @@ local function line_up(id, queue, since, now, out)
   redis.call('HSET', key, 'queue', queue)
   redis.call('ZADD', 'waiting:' .. queue, since, id)
   redis.call('SADD', 'queues', queue)
-  if queue == UNPLACED then return end
+  if is_unplaced(queue) then return end
   local r = redis.call('HMGET', key, 'priority', 'begun', 'trial', 'rests_until')
   if r[4] and tonumber(r[4]) > now then
     redis.call('ZADD', 'resting', r[4], id)
   elseif r[3] then
-    redis.call('RPUSH', 'trials', id)
-    next_trial(now, out)
+    local model = model_of(queue)
+    redis.call('RPUSH', of_model('trials', model), id)
+    next_trial(model, now, out)
   elseif r[2] then
     release(id, queue, r[1], now, out)
   else
@@ -268,11 +295,13 @@ local function wake_rested(now, out)
   end
 end
 
-local function release_all(out)
+-- Releases what the workers of a model have room for.
+local function release_all(model, out)
   wake_rested(now_ms(), out)
-  if redis.call('EXISTS', 'trials') == 1 then next_trial(now_ms(), out) end
-  if count('SCARD', 'held') == 0 then return end
-  for _, queue in ipairs(redis.call('SMEMBERS', 'held_queues')) do release_from(queue, out) end
+  if redis.call('EXISTS', of_model('trials', model)) == 1 then next_trial(model, now_ms(), out) end
+  if count('SCARD', of_model('held', model)) == 0 then return end
+  local queues = redis.call('SMEMBERS', of_model('held_queues', model))
+  for _, queue in ipairs(queues) do release_from(queue, out) end
 end
 
 -- Takes a request out of every line it stands in.
@@ -321,28 +350,32 @@ end
 
 local function is_final(state) return state == 'finished' or state == 'cancelled' or state == 'failed' end
 
--- A dead letter keeps its prompt, so that it can be tried again.
+-- A dead letter keeps its prompt, so that it can be tried again. Returns the request's model.
 local function finalize(id, ending, retention_s, is_dead_letter)
   local key = request_key(id)
-  local r = redis.call('HMGET', key, 'owner', 'state', 'owed', 'tenant', 'model', 'trial', 'webhook')
+  local r = redis.call('HMGET', key, 'owner', 'state', 'owed', 'tenant', 'queue', 'trial', 'webhook')
   if is_final(r[2]) then return end  -- the answer to an earlier try got lost
   local state = 'finished'
   if ending == 'cancelled' then state = 'cancelled' end
   if string.sub(ending, 1, 6) == 'error:' then state = 'failed' end
   if r[3] then settle(id, r[3]) end
-  if r[6] and redis.call('GET', 'on_trial') == id then redis.call('DEL', 'on_trial') end
+  local model = model_of(r[5])
+  if r[6] then end_trial(id, model) end
   leave_lines(id, r[1])
   correct_charge(id)
   redis.call('ZREM', 'deadlines', id)
   redis.call('ZREM', 'open:tenant:' .. (r[4] or ''), id)
-  redis.call('ZREM', 'open:model:' .. (r[5] or ''), id)
+  redis.call('ZREM', open_key(model), id)
   redis.call('HSET', key, 'state', state, 'ending', ending, 'ended_ms', now_ms())
   if not is_dead_letter then redis.call('HDEL', key, 'prompt', 'salt') end
   redis.call('EXPIRE', key, retention_s)
   redis.call('EXPIRE', tokens_key(id), retention_s)
   if r[7] then redis.call('ZADD', 'webhooks', now_ms(), id) end
   redis.call('HINCRBY', 'counters', state, 1)
-  if count('ZCARD', 'deadlines') == 0 then redis.call('DEL', 'owed_tokens', 'ahead') end
+  if count('ZCARD', open_key(model)) == 0 then
+    redis.call('DEL', of_model('owed_tokens', model), of_model('ahead', model))
+  end
+  return model
 end
 
 -- Ends a request that no worker is writing, and tells its watchers.

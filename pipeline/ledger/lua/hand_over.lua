@@ -10,5 +10,5 @@ redis.call('HSET', key, 'tail', ARGV[5])
 local out, now = {}, now_ms()
 redis.call('HSETNX', key, 'handed_ms', now)
 enqueue(id, ARGV[4], now, out)
-release_all(out)
+release_all(model_of(ARGV[4]), out)
 return out

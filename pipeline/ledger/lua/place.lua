@@ -12,5 +12,5 @@ local since = tonumber(redis.call('ZSCORE', 'waiting:' .. from, id) or now)
 leave_lines(id)
 local out = {}
 line_up(id, to, since, now, out)
-release_all(out)
+release_all(model_of(to), out)
 return out

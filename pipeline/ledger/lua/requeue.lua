@@ -6,7 +6,7 @@ local id, worker, queue = ARGV[1], ARGV[2], ARGV[3]
 local key = request_key(id)
 local now = now_ms()
 local MAX_PAUSE_MS = 8000
-local r = redis.call('HMGET', key, 'state', 'owner', 'losses', 'cancel')
+local r = redis.call('HMGET', key, 'state', 'owner', 'losses', 'cancel', 'queue')
 if r[1] ~= 'running' or r[2] ~= worker then
   redis.call('SREM', 'running:' .. worker, id)
   return false
@@ -26,7 +26,7 @@ if ARGV[4] == 'lost' then
   else
     redis.call('HDEL', key, 'trial')
   end
-  if redis.call('GET', 'on_trial') == id then redis.call('DEL', 'on_trial') end
+  end_trial(id, model_of(r[5]))
   if losses >= tonumber(ARGV[5]) then
     finalize_and_tell(id, 'error:worker_lost', ARGV[7], true)
     redis.call('LPUSH', 'dead_letters', id)

@@ -7,7 +7,7 @@
 -- the start; messages are of requests that got the room of those that ended.
 local worker, retention = ARGV[1], ARGV[2]
 local stale, short, groups, out = {}, {}, {}, {}
-local has_freed = false
+local freed  -- the model that has room again; a worker serves one
 
 -- True if the log now ends with these bytes at this offset.
 local function append(log, offset, bytes)
@@ -36,7 +36,7 @@ for _ = 1, tonumber(ARGV[3]) do
     short[#short + 1] = id
   else
     local item = ARGV[i + 7]
-    if r[4] then settle(id, r[4]); has_freed = true end
+    if r[4] then freed = settle(id, r[4]) end
     if r[5] and #bytes > 0 then pass_trial(id, now_ms(), out) end
     if offset == 0 then
       redis.call('HSETNX', key, 'cached', ARGV[i + 5])
@@ -48,8 +48,7 @@ for _ = 1, tonumber(ARGV[3]) do
       -- What the first attempt found cached counts, whoever ends it.
       local cached = tonumber(redis.call('HGET', key, 'cached') or 0)
       item = cmsgpack.pack({id, offset, bytes, ending, cached})
-      finalize(id, ending, retention)
-      has_freed = true
+      freed = finalize(id, ending, retention) or freed
     end
     local watchers = r[3] or ''
     local group = groups[watchers]
@@ -64,5 +63,5 @@ for watchers, items in pairs(groups) do
   local message = string.char(0xdc, math.floor(count / 256), count % 256) .. table.concat(items)
   for channel in string.gmatch(watchers, '%S+') do redis.call('PUBLISH', channel, message) end
 end
-if has_freed then release_all(out) end
+if freed then release_all(freed, out) end
 return {redis.call('SPOP', 'cancels:' .. worker, 1000), stale, short, out}

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.batch.conductor import MAX_ACTIVE, chosen
+from pipeline.batch.conductor import MAX_ACTIVE, MAX_DRIVES, chosen
 from pipeline.batch.records import BatchRecord
-from pipeline.batch.slots import Slots, wanted_window
+from pipeline.batch.slots import UNKNOWN_LINES, SlotBook, Slots, wanted_window
 from pipeline.scheduling.fleet import Fleet, Role, WorkerState
 
 
@@ -76,11 +76,39 @@ async def test_a_turn_that_is_given_up_takes_no_slot() -> None:
 
 
 def test_a_tenant_with_many_batches_does_not_keep_others_out() -> None:
-    batches = [SimpleNamespace(number=n, tenant="big") for n in range(1, 30)]
-    batches.append(SimpleNamespace(number=30, tenant="small"))
+    batches = [SimpleNamespace(number=n, tenant="big", model="m") for n in range(1, 30)]
+    batches.append(SimpleNamespace(number=30, tenant="small", model="m"))
     records = cast("list[BatchRecord]", batches)
     first = [batch.number for batch in chosen(records, set())]
     assert len(first) == MAX_ACTIVE
     assert first[:3] == [1, 30, 2]
     assert [batch.number for batch in chosen(records, set(first[:-1]))] == [first[-1]]
     assert chosen(records, set(first)) == []
+
+
+def test_batches_of_a_jammed_model_do_not_keep_those_of_another_out() -> None:
+    batches = [SimpleNamespace(number=n, tenant="t", model="a") for n in range(1, 30)]
+    batches.append(SimpleNamespace(number=30, tenant="t", model="b"))
+    records = cast("list[BatchRecord]", batches)
+    jammed = set(range(1, MAX_ACTIVE + 1))
+    assert [batch.number for batch in chosen(records, jammed)] == [30]
+
+
+def test_batches_of_made_up_models_start_in_bounded_number() -> None:
+    batches = [SimpleNamespace(number=n, tenant="t", model=f"x{n}") for n in range(200)]
+    assert len(chosen(cast("list[BatchRecord]", batches), set())) == MAX_DRIVES
+
+
+async def test_a_model_without_slots_holds_no_line_of_another() -> None:
+    book = SlotBook()
+    book.of("b").set_limit(1)
+    jammed, free = book.of("a").ask(), book.of("b").ask()
+    assert (jammed.done(), free.done()) == (False, True)
+    assert book.num_taken == 1
+    assert book.slugs == ["b", "a"]
+
+
+async def test_lines_of_an_unknown_model_run_a_few_at_a_time() -> None:
+    book = SlotBook()
+    turns = [book.of(None).ask() for _ in range(UNKNOWN_LINES + 1)]
+    assert sum(turn.done() for turn in turns) == UNKNOWN_LINES

@@ -12,9 +12,9 @@ from pipeline.protocol.sampling import SamplingParams
 
 # name -> (role, queues, places)
 WORKERS: dict[str, tuple[str, list[str], int]] = {
-    "p": ("prefill", ["prefill"], 2),
-    "d": ("decode", ["decode.a"], 2),
-    "b": ("both", ["prefill", "decode.b"], 9),
+    "p": ("prefill", ["prefill.m"], 2),
+    "d": ("decode", ["decode.m.a"], 2),
+    "b": ("both", ["prefill.m", "decode.m.b"], 9),
 }
 LIMITS = AdmissionLimits(
     max_waiting=8, max_waiting_tokens=60, max_open_per_tenant=7, max_open_per_model=11
@@ -23,8 +23,8 @@ STRANGE = ["", "r1", "unknown", "r1 ", "request:r1", "é\n\x00", "x" * 300]
 # A number is one of those in the state where the call makes sense, if there are any.
 ids = st.sampled_from([*range(4)] * 8 + STRANGE)
 workers = st.sampled_from([*WORKERS, *WORKERS, "ghost"])
-QUEUES = ["prefill", "decode.a", "decode.b"]
-queues = st.sampled_from([*QUEUES, *QUEUES, "unplaced", "decode.nobody"])
+QUEUES = ["prefill.m", "decode.m.a", "decode.m.b"]
+queues = st.sampled_from([*QUEUES, *QUEUES, "unplaced.m", "decode.m.nobody"])
 usually = st.sampled_from([True, True, True, False])
 written = st.tuples(
     ids,

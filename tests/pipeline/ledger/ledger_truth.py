@@ -84,7 +84,7 @@ class LedgerTruth:
 
     def _misplaced(self) -> Iterator[str]:
         places = self._places()
-        on_trial = self.members("trials").get("", set())
+        on_trial = self.members("trials").get("m", set())
         for name in places.keys() - self.requests.keys():
             yield f"{name} is nowhere but in {places[name]}"
         for name, fields in self.requests.items():
@@ -122,11 +122,11 @@ class LedgerTruth:
         if self.members("lines") != tenants:
             yield f"lines: {self.members('lines')}, tenants in line: {dict(tenants)}"
         queues = {rest.rpartition(":")[0] for rest in tenants}
-        if self.members("held_queues").get("", set()) != queues:
+        if self.members("held_queues").get("m", set()) != queues:
             yield f"held_queues: {self.members('held_queues')}, queues with lines: {queues}"
 
     def _counts_that_lie(self) -> Iterator[str]:
-        held = self.members("held").get("", set())
+        held = self.members("held").get("m", set())
         owed, ahead, num_held = 0, Counter[str](), Counter[str]()
         for name in self.open_ids():
             fields = self.requests[name]
@@ -156,7 +156,7 @@ class LedgerTruth:
 def _waits(fields: dict[str, str], *, may_be_on_trial: bool) -> Iterator[list[str]]:
     """The sets of keys in which a queued request may stand; in one of them exactly."""
     queue, waiting = fields["queue"], f"waiting:{fields['queue']}"
-    if queue == "unplaced":
+    if queue == "unplaced.m":
         yield [waiting]
         return
     if "lane" in fields:
@@ -167,7 +167,7 @@ def _waits(fields: dict[str, str], *, may_be_on_trial: bool) -> Iterator[list[st
     if "trial" in fields and may_be_on_trial:
         yield [waiting]
     if "begun" not in fields:
-        yield [waiting, "held", f"line:{queue}:{fields['priority']}:{fields['tenant']}"]
+        yield [waiting, "held:m", f"line:{queue}:{fields['priority']}:{fields['tenant']}"]
 
 
 def _texts(fields: dict[bytes, bytes]) -> dict[str, str]:

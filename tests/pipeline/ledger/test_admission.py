@@ -27,7 +27,7 @@ async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 def beat(ledger: WorkerLedger, worker: str, places: int, **fields: object) -> None:
-    state = {"queues": ["prefill", "decode.a"], "capacity": places, "role": "both"}
+    state = {"queues": ["prefill.m", "decode.m.a"], "capacity": places, "role": "both"}
     ledger.beat(worker, 60.0, json.dumps(state | fields))
 
 
@@ -36,7 +36,7 @@ async def refused(
 ) -> Overloaded:
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
     with pytest.raises(Overloaded) as found:
-        await gateway.submit(request, "prefill", "gateway:g", rate)
+        await gateway.submit(request, "prefill.m", "gateway:g", rate)
     return found.value
 
 
@@ -47,7 +47,7 @@ async def test_running_requests_do_not_count_as_waiting(
     limits = AdmissionLimits(max_waiting=3)
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
     for number in range(5):
-        await gateway.submit(make_request(f"r{number}"), "prefill", "gateway:g")
+        await gateway.submit(make_request(f"r{number}"), "prefill.m", "gateway:g")
 
     error = await refused(connection, limits, make_request("r5"))
 
@@ -61,7 +61,7 @@ async def test_two_gateways_share_one_limit(
     limits = AdmissionLimits(max_waiting=2)
     for name in ("a", "b"):
         gateway = ClientLedger(connection, limits=limits, retention_s=60)
-        await gateway.submit(make_request(name), "prefill", f"gateway:{name}")
+        await gateway.submit(make_request(name), "prefill.m", f"gateway:{name}")
 
     assert (await refused(connection, limits, make_request("c"))).what is FullWhat.WAITING
 
@@ -75,16 +75,16 @@ async def test_waiting_prompt_tokens_are_bounded_and_counted_once(
     beat(worker_ledger, "w1", 8)
     limits = AdmissionLimits(max_waiting=99, max_waiting_tokens=10)
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
-    await gateway.submit(make_request("r1", prompt_tokens=[1] * 50), "prefill", "gateway:g")
+    await gateway.submit(make_request("r1", prompt_tokens=[1] * 50), "prefill.m", "gateway:g")
     error = await refused(connection, limits, make_request("r2"))
-    worker_ledger.claim("r1", "w1", ("prefill",))
+    worker_ledger.claim("r1", "w1", ("prefill.m",))
     for _ in range(2):
         worker_ledger.write_step("w1", [LogWrite("r1", 1, 0, b"abcd", "", 0)])
 
-    await gateway.submit(make_request("r2"), "prefill", "gateway:g")
+    await gateway.submit(make_request("r2"), "prefill.m", "gateway:g")
 
     assert error.what is FullWhat.TOKENS
-    assert client.get("owed_tokens") == b"3"
+    assert client.get("owed_tokens:m") == b"3"
 
 
 async def test_a_tenant_meets_its_own_limit_and_others_do_not(
@@ -93,12 +93,12 @@ async def test_a_tenant_meets_its_own_limit_and_others_do_not(
     limits = AdmissionLimits(max_waiting=99, max_open_per_tenant=2)
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
     for name in ("r1", "r2"):
-        await gateway.submit(make_request(name), "prefill", "gateway:g")
+        await gateway.submit(make_request(name), "prefill.m", "gateway:g")
 
     error = await refused(connection, limits, make_request("r3"))
-    await gateway.submit(make_request("r4", tenant="t2"), "prefill", "gateway:g")
+    await gateway.submit(make_request("r4", tenant="t2"), "prefill.m", "gateway:g")
     await gateway.cancel("r1")
-    await gateway.submit(make_request("r5"), "prefill", "gateway:g")
+    await gateway.submit(make_request("r5"), "prefill.m", "gateway:g")
 
     assert error.what is FullWhat.TENANT
     assert error.is_callers_own
@@ -109,7 +109,7 @@ async def test_a_model_has_a_limit_of_its_own(
 ) -> None:
     limits = AdmissionLimits(max_waiting=99, max_open_per_model=1)
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
-    await gateway.submit(make_request("r1"), "prefill", "gateway:g")
+    await gateway.submit(make_request("r1"), "prefill.m", "gateway:g")
 
     assert (await refused(connection, limits, make_request("r2"))).what is FullWhat.MODEL
 
@@ -119,10 +119,12 @@ async def test_a_request_that_would_wait_too_long_is_refused_with_the_time_that_
 ) -> None:
     limits = AdmissionLimits(max_waiting=99)
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
-    await gateway.submit(make_request("r1", prompt_tokens=[1] * 900), "prefill", "gateway:g", 100.0)
+    await gateway.submit(
+        make_request("r1", prompt_tokens=[1] * 900), "prefill.m", "gateway:g", 100.0
+    )
 
     error = await refused(connection, limits, make_request("r2", queue_deadline_s=5.0), 100.0)
-    await gateway.submit(make_request("r3", queue_deadline_s=10.0), "prefill", "gateway:g", 100.0)
+    await gateway.submit(make_request("r3", queue_deadline_s=10.0), "prefill.m", "gateway:g", 100.0)
 
     assert error.what is FullWhat.DEADLINE
     assert error.retry_after_s == 4
@@ -135,11 +137,11 @@ async def test_batches_leave_the_last_seats_to_others(
     gateway = ClientLedger(connection, limits=limits, retention_s=60)
     for number in range(3):
         await gateway.submit(
-            make_request(f"b{number}", priority=Priority.BATCH), "prefill", "gateway:g"
+            make_request(f"b{number}", priority=Priority.BATCH), "prefill.m", "gateway:g"
         )
 
     error = await refused(connection, limits, make_request("b3", priority=Priority.BATCH))
-    await gateway.submit(make_request("r1"), "prefill", "gateway:g")
+    await gateway.submit(make_request("r1"), "prefill.m", "gateway:g")
 
     assert error.what is FullWhat.WAITING
 
@@ -151,11 +153,11 @@ async def test_an_ending_that_is_written_twice_is_counted_once(
     make_request: MakeRequest,
 ) -> None:
     gateway = ClientLedger(connection, limits=AdmissionLimits(9), retention_s=60)
-    await gateway.submit(make_request("r1"), "prefill", "gateway:g")
-    worker_ledger.claim("r1", "w1", ("prefill",))
+    await gateway.submit(make_request("r1"), "prefill.m", "gateway:g")
+    worker_ledger.claim("r1", "w1", ("prefill.m",))
     for _ in range(2):
         worker_ledger.write_step("w1", [LogWrite("r1", 1, 0, b"abcd", "stop", 0)])
 
     assert client.hget("counters", "finished") == b"1"
     left = {key.decode() for key in client.scan_iter()}
-    assert left == {"asked_lately", "counters", "queues", "request:r1", "tokens:r1"}
+    assert left == {"asked_lately:m", "counters", "queues", "request:r1", "tokens:r1"}

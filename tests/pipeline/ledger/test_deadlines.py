@@ -46,8 +46,8 @@ async def test_a_request_without_a_first_token_in_time_fails(
     client: redis.Redis,
     make_request: MakeRequest,
 ) -> None:
-    await gateway.submit(make_request(), "prefill", "gateway:g")
-    worker_ledger.claim("r1", "w1", ("prefill",))
+    await gateway.submit(make_request(), "prefill.m", "gateway:g")
+    worker_ledger.claim("r1", "w1", ("prefill.m",))
     assert look(client, worker_ledger) is None
     shift(client, "created_ms", FIRST_S)
 
@@ -62,8 +62,8 @@ async def test_a_stream_that_stands_still_fails_and_one_that_moves_does_not(
     client: redis.Redis,
     make_request: MakeRequest,
 ) -> None:
-    await gateway.submit(make_request(), "prefill", "gateway:g")
-    worker_ledger.claim("r1", "w1", ("prefill",))
+    await gateway.submit(make_request(), "prefill.m", "gateway:g")
+    worker_ledger.claim("r1", "w1", ("prefill.m",))
     for index in range(3):
         worker_ledger.write_step("w1", [LogWrite("r1", 1, 4 * index, b"abcd", "", 0)])
         assert look(client, worker_ledger) is None
@@ -78,8 +78,8 @@ async def test_the_store_looks_again_often_enough_to_be_a_tenth_late_at_most(
     client: redis.Redis,
     make_request: MakeRequest,
 ) -> None:
-    await gateway.submit(make_request(), "prefill", "gateway:g")
-    worker_ledger.claim("r1", "w1", ("prefill",))
+    await gateway.submit(make_request(), "prefill.m", "gateway:g")
+    worker_ledger.claim("r1", "w1", ("prefill.m",))
 
     seconds, micros = client.time()
     due_ms = client.zscore("deadlines", "r1")
@@ -93,8 +93,8 @@ async def test_batches_have_no_deadline_for_a_token(
     client: redis.Redis,
     make_request: MakeRequest,
 ) -> None:
-    await gateway.submit(make_request(priority=Priority.BATCH), "prefill", "gateway:g")
-    worker_ledger.claim("r1", "w1", ("prefill",))
+    await gateway.submit(make_request(priority=Priority.BATCH), "prefill.m", "gateway:g")
+    worker_ledger.claim("r1", "w1", ("prefill.m",))
     shift(client, "created_ms", FIRST_S)
 
     assert look(client, worker_ledger) is None

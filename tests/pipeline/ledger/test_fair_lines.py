@@ -18,7 +18,7 @@ from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
 from pipeline.protocol.request import Priority, Request
 from pipeline.protocol.sampling import SamplingParams
 
-QUEUE = "prefill"
+QUEUE = "prefill.m"
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Line:
     sent: list[QueueMessage] = field(default_factory=list)
 
     def beat(self, places: int, **fields: object) -> None:
-        state = {"queues": [QUEUE, "decode.a"], "capacity": places, "role": "both"}
+        state = {"queues": [QUEUE, "decode.m.a"], "capacity": places, "role": "both"}
         self.ledger.beat("w1", 60.0, json.dumps(state | fields))
 
     async def submit(
@@ -73,7 +73,7 @@ async def test_an_open_window_lets_a_request_pass_at_once(line: Line) -> None:
     await line.submit("r1")
 
     assert line.sent == [QueueMessage("r1", QUEUE, Priority.NORMAL)]
-    assert not line.client.exists("held", "held_queues")
+    assert not line.client.exists("held:m", "held_queues:m")
 
 
 async def test_only_what_fits_and_one_more_is_sent(line: Line) -> None:
@@ -224,11 +224,11 @@ async def test_what_waits_for_no_worker_is_held_again_in_the_next_queue(line: Li
     for number in range(3):
         await line.submit(f"r{number}")
     for number in range(3):
-        line.ledger.place(f"r{number}", QUEUE, "decode.a")
+        line.ledger.place(f"r{number}", QUEUE, "decode.m.a")
 
-    assert line.client.scard("held") == 1
-    assert line.client.zcard("waiting:decode.a") == 3
-    assert line.client.zcard("released:decode.a:3") == 2
+    assert line.client.scard("held:m") == 1
+    assert line.client.zcard("waiting:decode.m.a") == 3
+    assert line.client.zcard("released:decode.m.a:3") == 2
 
 
 async def test_a_draining_worker_gets_nothing(line: Line) -> None:

@@ -20,8 +20,8 @@ SCORES = pack_records([TokenRecord(2, -1.0, ((9, -0.5),)), TokenRecord(3, -2.0, 
 
 
 async def submitted(client_ledger: ClientLedger, ledger: WorkerLedger, request: Request) -> None:
-    await client_ledger.submit(request, "prefill", "gateway:g")
-    assert isinstance(ledger.claim("r1", "w1", ("prefill",)), ClaimedRequest)
+    await client_ledger.submit(request, "prefill.m", "gateway:g")
+    assert isinstance(ledger.claim("r1", "w1", ("prefill.m",)), ClaimedRequest)
 
 
 async def test_scores_are_kept_to_the_end_of_deadline_and_retention(
@@ -54,7 +54,7 @@ async def test_only_the_owner_of_the_attempt_writes_scores(
     await submitted(client_ledger, worker_ledger, make_request(sampling=SAMPLING))
     assert not worker_ledger.write_scores("r1", "w2", 1, SCORES)
     assert not worker_ledger.write_scores("r1", "w1", 2, SCORES)
-    assert worker_ledger.give_back("r1", "w1", "prefill") is not None
+    assert worker_ledger.give_back("r1", "w1", "prefill.m") is not None
     assert not worker_ledger.write_scores("r1", "w1", 1, SCORES)
     assert await client_ledger.scores("r1") is None
 
@@ -62,5 +62,5 @@ async def test_only_the_owner_of_the_attempt_writes_scores(
 async def test_options_left_at_their_defaults_do_not_travel(
     client: redis.Redis, client_ledger: ClientLedger, make_request: MakeRequest
 ) -> None:
-    await client_ledger.submit(make_request(), "prefill", "gateway:g")
+    await client_ledger.submit(make_request(), "prefill.m", "gateway:g")
     assert client.hget("request:r1", "sampling") == b'{"max_tokens":8}'

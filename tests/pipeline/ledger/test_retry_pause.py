@@ -14,7 +14,7 @@ from pipeline.ledger.messages import QueueMessage
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.request import Request
 
-QUEUE = "decode.a"
+QUEUE = "decode.m.a"
 PAUSE_S = 0.2
 
 
@@ -36,7 +36,7 @@ def now_ms(client: Any) -> int:
 
 def lose(ledger: WorkerLedger, request_id: str, worker: str) -> list[QueueMessage]:
     """A worker takes the request and dies; what is sent."""
-    assert isinstance(ledger.claim(request_id, worker, (QUEUE, "decode.b")), ClaimedRequest)
+    assert isinstance(ledger.claim(request_id, worker, (QUEUE, "decode.m.b")), ClaimedRequest)
     sent = ledger.requeue_lost(request_id, worker, QUEUE)
     assert sent is not None
     return sent
@@ -96,11 +96,11 @@ def test_a_request_that_is_moved_rests_on(
     for worker in ("w1", "w2"):
         lose(ledger, request_id, worker)
 
-    assert ledger.place(request_id, QUEUE, "decode.b") == []
+    assert ledger.place(request_id, QUEUE, "decode.m.b") == []
     limit_s = time.monotonic() + 20
     while not (sent := ledger.release()):
         assert time.monotonic() < limit_s
-    assert sent == [QueueMessage("r1", "decode.b", 3)]
+    assert sent == [QueueMessage("r1", "decode.m.b", 3)]
 
 
 def test_a_worker_that_gives_it_back_costs_no_pause(ledger: WorkerLedger, request_id: str) -> None:

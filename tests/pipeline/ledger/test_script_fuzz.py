@@ -241,7 +241,7 @@ class LedgerMachine(RuleBasedStateMachine):
                             self.ledger.claim(name, worker, served), ClaimRefusal
                         ) or self.field(name, "state") in {"running", "cancelled"}
             elif act == "on":
-                self.sent(self.ledger.hand_over(name, owner, attempt, "decode.a", None))
+                self.sent(self.ledger.hand_over(name, owner, attempt, "decode.m.a", None))
             elif owner:
                 write = LogWrite(name, attempt, len(log), self.number(), act, 0)
                 reply = self.ledger.write_step(owner, [write])
@@ -325,7 +325,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self) -> None:
         self.sent(self.ledger.release())
         truth = LedgerTruth(self.store)
-        held = truth.members("held").get("", set())
+        held = truth.members("held").get("m", set())
         if held != truth.open_ids():
             return
         served = {

@@ -17,7 +17,7 @@ from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
 from pipeline.protocol.request import Request
 from pipeline.protocol.sampling import SamplingParams
 
-QUEUE = "decode.a"
+QUEUE = "decode.m.a"
 
 
 @dataclass

@@ -15,7 +15,7 @@ def state(name: str, role: Role, node: str = "a", **fields: object) -> WorkerSta
         "role": role,
         "model": "m",
         "namespace": "n",
-        "queues": queues_of(role, node),
+        "queues": queues_of(role, "m", node),
         "capacity": 10,
     }
     return WorkerState.model_validate(values | fields)
@@ -29,16 +29,18 @@ def fleet(*states: WorkerState, age_s: float = 0.5) -> Fleet:
 
 
 def test_a_request_starts_with_prefill_where_both_roles_live() -> None:
-    assert choose_entry(fleet(state("p", Role.PREFILL), state("d", Role.DECODE))) == "prefill"
+    assert (
+        choose_entry(fleet(state("p", Role.PREFILL), state("d", Role.DECODE)), "m") == "prefill.m"
+    )
 
 
 def test_without_a_prefill_worker_the_decode_node_computes_the_prompt() -> None:
-    assert choose_entry(fleet(state("d", Role.DECODE))) == "decode.a"
+    assert choose_entry(fleet(state("d", Role.DECODE)), "m") == "decode.m.a"
 
 
 def test_without_a_decode_worker_a_request_waits_unplaced() -> None:
-    assert choose_entry(fleet(state("p", Role.PREFILL))) == "unplaced"
-    assert choose_entry(fleet()) == "unplaced"
+    assert choose_entry(fleet(state("p", Role.PREFILL)), "m") == "unplaced.m"
+    assert choose_entry(fleet(), "m") == "unplaced.m"
 
 
 def test_c133_a_prefill_worker_of_another_layout_gets_nothing() -> None:
@@ -47,10 +49,10 @@ def test_c133_a_prefill_worker_of_another_layout_gets_nothing() -> None:
     both = fleet(old, new)
 
     assert both.unpaired() == ["p"]
-    assert choose_entry(both) == "decode.a", "its decode node computes prompts itself"
-    assert choose_entry(fleet(old, new, state("p2", Role.PREFILL, namespace=old.namespace))) == (
-        "decode.a"
-    ), "the queue is shared: who would take it is not known"
+    assert choose_entry(both, "m") == "decode.m.a", "its decode node computes prompts itself"
+    assert choose_entry(
+        fleet(old, new, state("p2", Role.PREFILL, namespace=old.namespace)), "m"
+    ) == ("decode.m.a"), "the queue is shared: who would take it is not known"
 
 
 def test_c133_a_prefill_worker_is_paired_by_any_node_of_its_layout() -> None:
@@ -61,8 +63,8 @@ def test_c133_a_prefill_worker_is_paired_by_any_node_of_its_layout() -> None:
 
     paired = fleet(*nodes, state("p", Role.PREFILL, namespace="new"))
     assert paired.unpaired() == []
-    assert choose_entry(paired) == "prefill"
-    assert choose_decode(paired, "new") == "decode.b"
+    assert choose_entry(paired, "m") == "prefill.m"
+    assert choose_decode(paired, "m", "new") == "decode.m.b"
 
 
 def test_c133_a_node_of_two_layouts_pairs_with_nobody() -> None:
@@ -75,41 +77,41 @@ def test_c133_a_node_of_two_layouts_pairs_with_nobody() -> None:
 
 
 def test_one_worker_of_both_roles_is_enough() -> None:
-    assert choose_entry(fleet(state("b", Role.BOTH))) == "prefill"
+    assert choose_entry(fleet(state("b", Role.BOTH)), "m") == "prefill.m"
 
 
 def test_the_least_loaded_node_decodes() -> None:
     busy = state("d1", Role.DECODE, "a", num_running=5)
     idle = state("d2", Role.DECODE, "b", num_running=1, num_waiting=1)
 
-    assert choose_decode(fleet(busy, idle)) == "decode.b"
+    assert choose_decode(fleet(busy, idle), "m") == "decode.m.b"
 
 
 def test_load_counts_the_places_of_all_workers_of_a_node() -> None:
     small = state("d1", Role.DECODE, "a", num_running=2, capacity=4)
     large = (state("d2", Role.DECODE, "b", num_running=4), state("d3", Role.DECODE, "b"))
 
-    assert choose_decode(fleet(small, *large)) == "decode.b"
+    assert choose_decode(fleet(small, *large), "m") == "decode.m.b"
 
 
 def test_blocks_of_another_namespace_are_never_paired() -> None:
     other = state("d1", Role.DECODE, "a", namespace="other")
 
-    assert choose_decode(fleet(other), "n") is None
-    assert choose_decode(fleet(other, state("d2", Role.DECODE, "b")), "n") == "decode.b"
+    assert choose_decode(fleet(other), "m", "n") is None
+    assert choose_decode(fleet(other, state("d2", Role.DECODE, "b")), "m", "n") == "decode.m.b"
 
 
 def test_suspect_and_draining_workers_get_nothing_new() -> None:
     draining = state("d", Role.DECODE, is_draining=True)
 
-    assert choose_decode(fleet(draining)) is None
-    assert choose_decode(fleet(state("d", Role.DECODE), age_s=SUSPECT_S + 0.1)) is None
+    assert choose_decode(fleet(draining), "m") is None
+    assert choose_decode(fleet(state("d", Role.DECODE), age_s=SUSPECT_S + 0.1), "m") is None
 
 
 def test_a_queue_counts_as_served_until_its_workers_are_dead() -> None:
     decode = state("d", Role.DECODE, is_draining=True)
 
-    assert fleet(decode, age_s=DEAD_S - 0.1).served_queues() == {"decode.a"}
+    assert fleet(decode, age_s=DEAD_S - 0.1).served_queues() == {"decode.m.a"}
     assert fleet(decode, age_s=DEAD_S + 0.1).served_queues() == set()
 
 
@@ -118,5 +120,5 @@ def test_a_heartbeat_of_another_build_is_listed_and_gets_no_work() -> None:
     strange = Fleet.decode(beats, 100_100)
 
     assert set(strange.workers) == {"d1"}
-    assert choose_decode(strange) is None
+    assert choose_decode(strange, "m") is None
     assert strange.served_queues() == set()

@@ -44,7 +44,7 @@ class Shop:
             role=role,
             model="m",
             namespace="n",
-            queues=queues_of(role, node),
+            queues=queues_of(role, "m", node),
             capacity=4,
         )
         self.ledger.beat(worker, 4.0, state.model_dump_json())
@@ -79,22 +79,22 @@ async def shop(redis_url: str) -> AsyncIterator[Shop]:
 async def test_requests_of_a_lost_worker_are_queued_again_and_it_is_struck_off(shop: Shop) -> None:
     shop.beat("d1", Role.DECODE)
     shop.beat("d2", Role.DECODE, "b")
-    await shop.submit("r1", "decode.a")
-    assert isinstance(shop.ledger.claim("r1", "d1", ("decode.a",)), ClaimedRequest)
+    await shop.submit("r1", "decode.m.a")
+    assert isinstance(shop.ledger.claim("r1", "d1", ("decode.m.a",)), ClaimedRequest)
     shop.lose("d1")
 
     shop.upkeep.tick(100.0)
 
-    assert (shop.field("r1", "state"), shop.field("r1", "queue")) == ("queued", "decode.b")
+    assert (shop.field("r1", "state"), shop.field("r1", "queue")) == ("queued", "decode.m.b")
     assert shop.field("r1", "attempt") == "2"
-    assert shop.overview.num_messages("decode.b") == 1
+    assert shop.overview.num_messages("decode.m.b") == 1
     assert b"d1" not in shop.client.hgetall("workers")
 
 
 async def test_leases_are_not_trusted_after_a_gap_of_ones_own(shop: Shop) -> None:
     shop.beat("d1", Role.DECODE)
-    await shop.submit("r1", "decode.a")
-    shop.ledger.claim("r1", "d1", ("decode.a",))
+    await shop.submit("r1", "decode.m.a")
+    shop.ledger.claim("r1", "d1", ("decode.m.a",))
     shop.lose("d1")
     shop.upkeep._note_contact(100.0)
     shop.upkeep._note_contact(110.0)
@@ -106,61 +106,61 @@ async def test_leases_are_not_trusted_after_a_gap_of_ones_own(shop: Shop) -> Non
 
 
 async def test_what_waits_for_a_dead_node_moves_to_a_living_one(shop: Shop) -> None:
-    await shop.submit("r1", "decode.gone")
+    await shop.submit("r1", "decode.m.gone")
     shop.beat("d2", Role.DECODE, "b")
 
     shop.upkeep.tick(100.0)
 
-    assert shop.field("r1", "queue") == "decode.b"
-    assert shop.overview.num_messages("decode.b") == 1
+    assert shop.field("r1", "queue") == "decode.m.b"
+    assert shop.overview.num_messages("decode.m.b") == 1
 
 
 async def test_unplaced_requests_are_placed_when_a_worker_comes(shop: Shop) -> None:
-    await shop.submit("r1", "unplaced")
+    await shop.submit("r1", "unplaced.m")
     shop.upkeep.tick(100.0)
-    assert shop.field("r1", "queue") == "unplaced"
+    assert shop.field("r1", "queue") == "unplaced.m"
     shop.beat("d1", Role.DECODE)
     shop.upkeep.tick(101.0)
-    assert shop.field("r1", "queue") == "decode.a"
+    assert shop.field("r1", "queue") == "decode.m.a"
     shop.beat("p1", Role.PREFILL)
-    await shop.submit("r2", "unplaced")
+    await shop.submit("r2", "unplaced.m")
     shop.upkeep.tick(102.0)
-    assert shop.field("r2", "queue") == "prefill"
+    assert shop.field("r2", "queue") == "prefill.m"
 
 
 async def test_a_message_that_the_broker_lost_is_sent_again_once_a_second(shop: Shop) -> None:
     shop.beat("d1", Role.DECODE)
-    await shop.submit("r1", "decode.a")
+    await shop.submit("r1", "decode.m.a")
     shop.upkeep.tick(100.0)
-    assert shop.overview.num_messages("decode.a") == 0, "it may still be on its way"
-    shop.age("r1", "decode.a", LOST_MESSAGE_MS + 100)
+    assert shop.overview.num_messages("decode.m.a") == 0, "it may still be on its way"
+    shop.age("r1", "decode.m.a", LOST_MESSAGE_MS + 100)
 
     shop.upkeep.tick(100.3)
-    assert shop.overview.num_messages("decode.a") == 1
+    assert shop.overview.num_messages("decode.m.a") == 1
     shop.upkeep.tick(100.6)
-    assert shop.overview.num_messages("decode.a") == 1
+    assert shop.overview.num_messages("decode.m.a") == 1
 
 
 async def test_a_request_that_a_younger_one_overtook_is_sent_again(shop: Shop) -> None:
     shop.beat("d1", Role.DECODE)
     publisher = shop.upkeep.publisher
-    await shop.submit("old", "decode.a")
-    shop.age("old", "decode.a", LOST_MESSAGE_MS + 100)
-    await shop.submit("young", "decode.a")
-    await shop.submit("waits", "decode.a")
-    publisher.publish("waits", "decode.a", int(Priority.NORMAL))
+    await shop.submit("old", "decode.m.a")
+    shop.age("old", "decode.m.a", LOST_MESSAGE_MS + 100)
+    await shop.submit("young", "decode.m.a")
+    await shop.submit("waits", "decode.m.a")
+    publisher.publish("waits", "decode.m.a", int(Priority.NORMAL))
     shop.upkeep.tick(100.0)
-    assert shop.overview.num_messages("decode.a") == 1, "a full queue is no proof of a loss"
-    shop.ledger.claim("young", "d1", ("decode.a",))
+    assert shop.overview.num_messages("decode.m.a") == 1, "a full queue is no proof of a loss"
+    shop.ledger.claim("young", "d1", ("decode.m.a",))
 
     shop.upkeep.tick(100.3)
-    assert shop.overview.num_messages("decode.a") == 2
+    assert shop.overview.num_messages("decode.m.a") == 2
 
 
 async def test_an_overdue_request_ends_with_the_reason(shop: Shop) -> None:
     shop.beat("p1", Role.PREFILL)
-    await shop.submit("r1", "prefill")
-    await shop.submit("r2", "decode.gone")
+    await shop.submit("r1", "prefill.m")
+    await shop.submit("r2", "decode.m.gone")
     shop.client.zadd("deadlines", {"r1": 1, "r2": 1})
     for request_id in ("r1", "r2"):
         shop.client.hset(f"request:{request_id}", "queue_deadline_ms", 0)
@@ -173,8 +173,8 @@ async def test_an_overdue_request_ends_with_the_reason(shop: Shop) -> None:
 
 async def test_a_stuck_worker_loses_a_request_that_is_past_its_deadline(shop: Shop) -> None:
     shop.beat("d1", Role.DECODE)
-    await shop.submit("r1", "decode.a")
-    shop.ledger.claim("r1", "d1", ("decode.a",))
+    await shop.submit("r1", "decode.m.a")
+    shop.ledger.claim("r1", "d1", ("decode.m.a",))
     shop.client.zadd("deadlines", {"r1": 1})
     shop.client.hset("request:r1", "deadline_ms", 1)
 

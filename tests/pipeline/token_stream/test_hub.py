@@ -37,8 +37,8 @@ class Line:
     async def submit(self, num_logprobs: int | None = None) -> None:
         sampling = SamplingParams(max_tokens=500, num_logprobs=num_logprobs)
         request = Request("r1", "m", [1, 2, 3], sampling)
-        await self.ledger.submit(request, "prefill", self.hub.channel)
-        assert isinstance(self.worker.claim("r1", "w1", ("prefill",)), ClaimedRequest)
+        await self.ledger.submit(request, "prefill.m", self.hub.channel)
+        assert isinstance(self.worker.claim("r1", "w1", ("prefill.m",)), ClaimedRequest)
 
     def write(self, count: int = 1, ending: str = "") -> None:
         records = [TokenRecord(100 + self.num_written + i) for i in range(count)]
