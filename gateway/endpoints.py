@@ -87,7 +87,7 @@ ENDPOINTS = (
         query=("starting_after",),
         kind="text/event-stream",
     ),
-    Endpoint("GET", "/v1/models", "The model and its aliases"),
+    Endpoint("GET", "/v1/models", "The models and their aliases"),
     Endpoint("GET", "/v1/models/{name}", "One of them"),
     Endpoint(
         "POST",

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from pipeline.errors import StoreUnavailable
 from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
-from pipeline.intake.errors import ModelFilesUnusable, TokenizerUnusable, UnknownModel
+from pipeline.intake.errors import TokenizerUnusable, UnknownModel
 from pipeline.intake.known_models import KnownModel, KnownModels
 from pipeline.intake.schemas import Strict, validate
 from pipeline.intake.vocabulary import Vocabulary
@@ -210,9 +210,10 @@ class ModelCatalog:
         loop = asyncio.get_running_loop()
         try:
             intake = await loop.run_in_executor(self._thread, self._load_intake, known)
-        except (ModelFilesUnusable, OSError, ValueError) as error:
+        except Exception:
+            # The edge to a model's files: libraries raise what they like, and no other model may suffer.
             self._failed_s[known.name] = time.monotonic()
-            log.error("model_not_loaded", model=known.name, engine=known.engine, error=str(error))
+            log.exception("model_not_loaded", model=known.name, engine=known.engine)
             return
         self._failed_s.pop(known.name, None)
         self._keep(known, intake)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
+from pipeline.ledger.keys import model_slug
 from pipeline.scheduling.fleet import DEAD_S, SUSPECT_S, Fleet, Role, WorkerState, queues_of
 from pipeline.scheduling.router import choose_decode, choose_entry
 
@@ -122,3 +123,44 @@ def test_a_heartbeat_of_another_build_is_listed_and_gets_no_work() -> None:
     assert set(strange.workers) == {"d1"}
     assert choose_decode(strange, "m") is None
     assert strange.served_queues() == set()
+
+
+def of(name: str, role: Role, model: str, node: str = "a", **fields: object) -> WorkerState:
+    queues = queues_of(role, model_slug(model), node)
+    return state(name, role, node, **{"model": model, "queues": queues, **fields})
+
+
+def test_a_request_goes_to_workers_of_its_model_only() -> None:
+    mixed = fleet(
+        of("p", Role.PREFILL, "a"),
+        of("d1", Role.DECODE, "a", num_running=9),
+        of("d2", Role.DECODE, "b"),
+        of("d3", Role.DECODE, "b", "z"),
+    )
+
+    assert choose_entry(mixed, "a") == "prefill.a"
+    assert choose_decode(mixed, "a") == "decode.a.a", "busy, but the only one"
+    assert choose_entry(mixed, "b") == "decode.b.a"
+    assert choose_entry(mixed, "c") == "unplaced.c"
+    assert mixed.models == {"a": "a", "b": "b"}
+
+
+def test_two_models_on_one_node_do_not_spoil_the_pairs_of_each_other() -> None:
+    mixed = fleet(
+        of("p", Role.PREFILL, "a", namespace="a"),
+        of("d1", Role.DECODE, "a", namespace="a"),
+        of("d2", Role.DECODE, "b", namespace="b"),
+        of("p2", Role.PREFILL, "b", namespace="a"),
+    )
+
+    assert mixed.unpaired() == ["p2"]
+    assert choose_entry(mixed, "a") == "prefill.a"
+    assert choose_entry(mixed, "b") == "decode.b.a"
+
+
+def test_a_name_that_is_no_word_finds_its_queues() -> None:
+    slug = model_slug("org/m:v1")
+    one = fleet(of("w", Role.BOTH, "org/m:v1"))
+
+    assert choose_entry(one, slug) == f"prefill.{slug}"
+    assert one.served_queues() == {f"prefill.{slug}", f"decode.{slug}.a"}

@@ -34,17 +34,18 @@ class Shop:
     upkeep: Upkeep
 
     async def submit(self, request_id: str, queue: str, **fields: Any) -> None:
-        request = Request(request_id, "m", [1, 2], SamplingParams(max_tokens=4), **fields)
+        model = fields.pop("model", "m")
+        request = Request(request_id, model, [1, 2], SamplingParams(max_tokens=4), **fields)
         await self.gateway.submit(request, queue, "gateway:g")
 
-    def beat(self, worker: str, role: Role, node: str = "a") -> None:
+    def beat(self, worker: str, role: Role, node: str = "a", model: str = "m") -> None:
         state = WorkerState(
             worker=worker,
             node=node,
             role=role,
-            model="m",
+            model=model,
             namespace="n",
-            queues=queues_of(role, "m", node),
+            queues=queues_of(role, model, node),
             capacity=4,
         )
         self.ledger.beat(worker, 4.0, state.model_dump_json())
@@ -192,3 +193,42 @@ async def test_one_process_leads_at_a_time(shop: Shop) -> None:
     assert not shop.overview.lead("u2", 1000)
     shop.overview.resign("u1")
     assert shop.overview.lead("u2", 1000)
+
+
+async def test_what_waits_moves_within_its_model(shop: Shop) -> None:
+    await shop.submit("ra", "decode.a.gone", model="a")
+    await shop.submit("rb", "decode.b.gone", model="b")
+    shop.beat("d1", Role.DECODE, "n", "a")
+
+    shop.upkeep.tick(100.0)
+
+    assert shop.field("ra", "queue") == "decode.a.n"
+    assert shop.field("rb", "queue") == "unplaced.b"
+
+
+async def test_requests_of_a_lost_worker_stay_with_their_model(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE, "n", "a")
+    shop.beat("d2", Role.DECODE, "n", "b")
+    await shop.submit("ra", "decode.a.n", model="a")
+    shop.ledger.claim("ra", "d1", ("decode.a.n",))
+    shop.lose("d1")
+
+    shop.upkeep.tick(100.0)
+    shop.upkeep.tick(100.3)  # the first still has its last heartbeat
+
+    assert shop.field("ra", "queue") == "unplaced.a"
+
+
+async def test_what_waits_in_queues_of_an_older_build_is_served(shop: Shop) -> None:
+    await shop.submit("r1", "prefill")
+    await shop.submit("r2", "decode.a")
+    await shop.submit("r3", "unplaced", model="b")
+    shop.beat("w1", Role.BOTH)
+
+    shop.upkeep.tick(100.0)
+    shop.upkeep.tick(100.3)
+
+    assert [shop.field(name, "queue") for name in ("r1", "r2", "r3")] == [
+        "prefill.m", "decode.m.a", "unplaced.b",
+    ]  # fmt: skip
+    assert set(shop.overview.queues()) == {"prefill.m", "decode.m.a", "unplaced.b"}
