@@ -16,7 +16,9 @@ from pipeline.cli.data_directory import DataDirectory
 from pipeline.cli.embedded_redis import EmbeddedRedis
 from pipeline.cli.flower import flower_command
 from pipeline.cli.interpreter import module_command, with_import_path
+from pipeline.cli.model_store import ModelPlan
 from pipeline.cli.serve_options import ServeOptions
+from pipeline.ledger.keys import model_slug
 
 # Who ends first: nothing new comes in, then what runs is finished, then what it stood on.
 GATEWAY_RANK, WORKER_RANK, KVD_RANK, FLOWER_RANK, REDIS_RANK = range(5)
@@ -34,9 +36,13 @@ class Deployment:
     data_dir: DataDirectory
     redis_url: str
     kvd_socket: Path
-    model: str | None
-    model_name: str
+    plans: tuple[ModelPlan, ...]
     flower_auth: str
+
+    @property
+    def model_name(self) -> str:
+        """The model of the first calls that are shown."""
+        return self.plans[0].name
 
     @property
     def base_url(self) -> str:
@@ -64,27 +70,34 @@ class Deployment:
 
     def workers(self) -> list[Part]:
         """All workers; each gets its share of the cores, set before any library starts threads."""
+        return [
+            self._worker(plan, role, index)
+            for plan in self.plans
+            for role, count in self.options.workers.items()
+            for index in range(count)
+        ]
+
+    def _worker(self, plan: ModelPlan, role: str, index: int) -> Part:
+        name = f"{role}-{index}"
+        if len(self.plans) > 1:
+            name = f"{model_slug(plan.name)}-{name}"
         num_threads = str(threads_per_worker(self.options.num_workers))
-        parts = []
-        for role, count in self.options.workers.items():
-            for index in range(count):
-                name = f"{role}-{index}"
-                env = {
-                    "POINTSMAN_WORKER_ROLE": role,
-                    "POINTSMAN_WORKER_NAME": name,
-                    "POINTSMAN_WORKER_THREADS": num_threads,
-                    "POINTSMAN_WORKER_DRAIN_S": str(self.options.drain_s),
-                    "OMP_NUM_THREADS": num_threads,
-                    "MKL_NUM_THREADS": num_threads,
-                    # Idle OpenMP threads that spin take the cores from the other workers.
-                    "OMP_WAIT_POLICY": "passive",
-                }
-                ready = log_says("worker_ready")
-                drain_s = self.options.drain_s + DRAIN_MARGIN_S
-                parts.append(
-                    self._part(name, module_command("workers"), env, ready, WORKER_RANK, drain_s)
-                )
-        return parts
+        env = {
+            **_model_env(plan),
+            "POINTSMAN_WORKER_ROLE": role,
+            "POINTSMAN_WORKER_NAME": name,
+            "POINTSMAN_WORKER_THREADS": num_threads,
+            "POINTSMAN_WORKER_DRAIN_S": str(self.options.drain_s),
+            "OMP_NUM_THREADS": num_threads,
+            "MKL_NUM_THREADS": num_threads,
+            # Idle OpenMP threads that spin take the cores from the other workers.
+            "OMP_WAIT_POLICY": "passive",
+        }
+        if plan is not self.plans[0]:
+            env["POINTSMAN_MODEL_ALIASES"] = ""  # they are the first one's
+        drain_s = self.options.drain_s + DRAIN_MARGIN_S
+        ready = log_says("worker_ready")
+        return self._part(name, module_command("workers"), env, ready, WORKER_RANK, drain_s)
 
     def gateway(self) -> Part:
         """The HTTP server; ready when it says that it could serve a request."""
@@ -93,6 +106,8 @@ class Deployment:
             "POINTSMAN_GATEWAY_PORT": str(self.options.port),
             "POINTSMAN_GATEWAY_DRAIN_S": str(self.options.drain_s),
         }
+        if len(self.plans) > 1:
+            env["POINTSMAN_GATEWAY_MODELS"] = ",".join(self._further_models())
         if self.options.keys_file is not None:
             env["POINTSMAN_GATEWAY_KEYS_FILE"] = str(self.options.keys_file)
         return self._part(
@@ -142,11 +157,19 @@ class Deployment:
             "POINTSMAN_REDIS_URL": self.redis_url,
             "POINTSMAN_ENGINE": str(self.options.engine),
             "POINTSMAN_KVD_SOCKET": str(self.kvd_socket),
-            "POINTSMAN_MODEL_NAME": self.model_name,
+            **_model_env(self.plans[0]),
         }
-        if self.model is not None:
-            env["POINTSMAN_MODEL"] = self.model
         return with_import_path(env)
+
+    def _further_models(self) -> list[str]:
+        """For the gateway, behind those of its environment, so that it knows them without their workers."""
+        given = os.environ.get("POINTSMAN_GATEWAY_MODELS")
+        return [*([given] if given else []), *(f"{p.name}={p.path}" for p in self.plans[1:])]
+
+
+def _model_env(plan: ModelPlan) -> dict[str, str]:
+    env = {"POINTSMAN_MODEL_NAME": plan.name}
+    return env if plan.path is None else env | {"POINTSMAN_MODEL": str(plan.path)}
 
 
 def threads_per_worker(num_workers: int) -> int:

@@ -67,9 +67,9 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
     port: Annotated[int, typer.Option(help="Port of the API.", min=1, max=65535)] = DEFAULT_PORT,
     data_dir: DataDir = None,
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="Hugging Face directory or GGUF file (script engine: script file).",
+            help="Hugging Face directory or GGUF file (script engine: script file); once or more.",
             show_default="SmolLM2-135M-Instruct",
         ),
     ] = None,
@@ -77,7 +77,7 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
         EngineName, typer.Option(help="digest and script are test engines.")
     ] = EngineName.TORCH,
     workers: Annotated[
-        str, typer.Option(help="How many of which role: prefill, decode, both.")
+        str, typer.Option(help="How many of which role, for each model: prefill, decode, both.")
     ] = "prefill=1,decode=1",
     redis_url: Annotated[
         str | None, typer.Option(help="A running Redis.", show_default="one of our own")
@@ -107,7 +107,7 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
         options = ServeOptions(
             host=host,
             port=port,
-            model=model,
+            models=tuple(model or ()),
             engine=engine,
             workers=parse_workers(workers),
             redis_url=redis_url,

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -69,6 +69,22 @@ def plan_model(model: str | None, engine: EngineName, models_dir: Path) -> Model
     digest = hashlib.sha256(stamp.encode()).hexdigest()[:8]
     target = models_dir / f"{path.stem}-{digest}"
     return ModelPlan(path.stem, target, str(path))
+
+
+def plan_models(models: Sequence[str], engine: EngineName, models_dir: Path) -> list[ModelPlan]:
+    """The same for several; the packaged one if there is none.
+
+    Raises:
+        ModelUnusable: one of them is, or two have one name.
+    """
+    plans = [plan_model(model, engine, models_dir) for model in models or (None,)]
+    names = [plan.name for plan in plans]
+    for name in names:
+        if names.count(name) > 1:
+            raise ModelUnusable(
+                name, "two models are called so; a directory's or file's name counts"
+            )
+    return plans
 
 
 def convert(plan: ModelPlan, on_progress: Callable[[str, float], None]) -> None:

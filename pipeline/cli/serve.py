@@ -16,7 +16,7 @@ from pipeline.cli.deployment import CLIENT_ONLY_NAMES, Deployment, refresh_flowe
 from pipeline.cli.embedded_redis import EmbeddedRedis
 from pipeline.cli.errors import CommandRefused, PortTaken, RedisUnreachable, StopRequested
 from pipeline.cli.flower import FLOWER_USER
-from pipeline.cli.model_store import ModelPlan, convert, plan_model
+from pipeline.cli.model_store import ModelPlan, convert, plan_models
 from pipeline.cli.redis_binary import REQUIRED_MAJOR, find_redis_binary
 from pipeline.cli.screen import Screen
 from pipeline.cli.serve_options import ServeOptions
@@ -43,14 +43,14 @@ def serve(options: ServeOptions, data_dir: DataDirectory, screen: Screen) -> Non
         notice = "the parts of a pointsman serve that was killed are still ending; waiting for them"
         lock_fd = stack.enter_context(data_dir.locked(on_wait=lambda: screen.say(notice)))
         _require_free_ports(options)
-        plan = plan_model(options.model, options.engine, data_dir.models)
+        plans = plan_models(options.models, options.engine, data_dir.models)
         sockets = stack.enter_context(data_dir.socket_directory())
         inbox = stack.enter_context(SignalInbox())
         supervisor = Supervisor(data_dir, screen, inbox, lock_fd)
         stack.callback(screen.settle)
         stack.callback(supervisor.stop)
         try:
-            deployment = _start(options, data_dir, screen, supervisor, (plan, sockets))
+            deployment = _start(options, data_dir, screen, supervisor, (plans, sockets))
             screen.settle()
             screen.console.print(welcome_text(deployment), soft_wrap=True, highlight=False)
             supervisor.watch()
@@ -67,17 +67,16 @@ def _start(
     data_dir: DataDirectory,
     screen: Screen,
     supervisor: Supervisor,
-    found: tuple[ModelPlan, Path],
+    found: tuple[list[ModelPlan], Path],
 ) -> Deployment:
-    plan, sockets = found
+    plans, sockets = found
     server = EmbeddedRedis(data_dir.redis) if options.redis_url is None else None
     deployment = Deployment(
         options=options,
         data_dir=data_dir,
         redis_url=server.url if server is not None else (options.redis_url or ""),
         kvd_socket=sockets / "kvd.sock",
-        model=str(plan.path) if plan.path is not None else None,
-        model_name=plan.name,
+        plans=tuple(plans),
         flower_auth=kept_secret(data_dir.flower_auth, FLOWER_USER),
     )
     if server is not None:
@@ -86,7 +85,8 @@ def _start(
     else:
         check_redis(deployment.redis_url)
         screen.say("redis: the given one answers")
-    _convert(plan, screen, supervisor)
+    for plan in plans:
+        _convert(plan, screen, supervisor)
     supervisor.start([deployment.kvd()], START_LIMIT_S)
     supervisor.start(deployment.workers(), WORKER_START_LIMIT_S)
     supervisor.start([deployment.gateway()], START_LIMIT_S)

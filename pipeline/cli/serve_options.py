@@ -27,13 +27,14 @@ class EngineName(StrEnum):
 class ServeOptions:
     """One machine's worth of Pointsman. Ports are TCP ports, sizes bytes, durations seconds.
 
-    `model` is a directory, a GGUF file, a script file, or None for the packaged model.
+    `models` are directories, GGUF files or script files; without any, the packaged model is served.
+    `workers` are so many of each role for each model.
     `flower_port` None leaves Flower out; `redis_url` None starts a Redis of our own.
     """
 
     host: str
     port: int
-    model: str | None
+    models: tuple[str, ...]
     engine: EngineName
     workers: Mapping[str, int]
     redis_url: str | None
@@ -46,7 +47,7 @@ class ServeOptions:
     @property
     def num_workers(self) -> int:
         """All worker processes."""
-        return sum(self.workers.values())
+        return sum(self.workers.values()) * max(1, len(self.models))
 
 
 def parse_workers(text: str) -> dict[str, int]:

@@ -18,8 +18,8 @@ def welcome_text(deployment: Deployment) -> Text:
     base = deployment.base_url
     rows = [
         ("API", f"{base}/v1  (as OpenAI's)"),
-        ("model", f"{deployment.model_name}  (engine {options.engine})"),
-        ("workers", ", ".join(f"{role} x{count}" for role, count in options.workers.items())),
+        *(("model", f"{plan.name}  (engine {options.engine})") for plan in deployment.plans),
+        ("workers", _workers(deployment)),
         ("metrics", f"{base}/metrics"),
     ]
     if options.flower_port is not None:
@@ -39,6 +39,11 @@ def welcome_text(deployment: Deployment) -> Text:
     text.append(openai_snippet(deployment), style="not bold")
     text.append("\nCtrl-C drains and stops everything.\n", style="not bold dim")
     return text
+
+
+def _workers(deployment: Deployment) -> str:
+    text = ", ".join(f"{role} x{count}" for role, count in deployment.options.workers.items())
+    return text if len(deployment.plans) == 1 else f"{text}  (of each model)"
 
 
 def curl_snippet(deployment: Deployment) -> str:

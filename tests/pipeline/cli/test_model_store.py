@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.errors import ModelUnusable
-from pipeline.cli.model_store import ModelPlan, convert, packaged_gguf, plan_model
+from pipeline.cli.model_store import (
+    ModelPlan,
+    convert,
+    packaged_gguf,
+    plan_model,
+    plan_models,
+)
 from pipeline.cli.serve_options import EngineName
 
 
@@ -45,6 +51,18 @@ def test_what_is_no_model_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.txt").write_text("hello")
     with pytest.raises(ModelUnusable, match=name):
         plan_model(str(tmp_path / name), EngineName.TORCH, tmp_path)
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "x" / "a.json"]
+    files[2].parent.mkdir()
+    for file in files:
+        file.write_text("{}")
+    names = [str(file) for file in files]
+    plans = plan_models(names[:2], EngineName.SCRIPT, tmp_path)
+    assert [plan.name for plan in plans] == ["a", "b"]
+    with pytest.raises(ModelUnusable, match="two models"):
+        plan_models(names, EngineName.SCRIPT, tmp_path)
 
 
 def test_test_engines_need_no_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -57,9 +58,9 @@ class Served:
                 return process
         raise AssertionError(f"no child {words}")
 
-    def chat(self) -> httpx.Response:
+    def chat(self, model: str = "digest") -> httpx.Response:
         body = {
-            "model": "digest",
+            "model": model,
             "max_tokens": 8,
             "temperature": 0,
             "messages": [{"role": "user", "content": PROMPT}],
@@ -150,6 +151,31 @@ def test_flower_shows_both_tasks_of_a_request_and_no_prompt(served: Served, data
         assert PROMPT not in flower.get("/api/tasks").text
         stranger = httpx.get(f"{flower.base_url}/api/tasks", trust_env=False)
         assert stranger.status_code == 401
+
+
+def test_several_models_are_served_each_by_workers_of_its_own(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    options = ["--engine", "script", "--no-flower", "--workers", "both=1"]
+    for name, pieces in (("bells", ["ding", "dong"]), ("cats", ["miaow", "!"])):
+        book = {"scripts": {"default": {"pieces": pieces}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(book))
+        options += ["--model", str(tmp_path / f"{name}.json")]
+    served = Served(data_dir, *options)
+    try:
+        served.wait_for("Pointsman is ready.")
+        answers = [served.chat(name).json()["choices"] for name in ("bells", "cats")]
+        assert [choices[0]["message"]["content"] for choices in answers] == ["dingdong", "miaow!"]
+        assert served.chat("digest").status_code == 404
+        for name in ("bells-both-0.log", "cats-both-0.log"):
+            assert "worker_ready" in (data_dir / "logs" / name).read_text()
+        command = ["-m", "pipeline.cli.main", "status", "--data-dir", str(data_dir)]
+        shown = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        assert all(word in shown for word in ("bells", "cats", "prefill.bells", "prefill.cats"))
+    finally:
+        assert served.end() == 0, served.output
 
 
 @pytest.mark.slow

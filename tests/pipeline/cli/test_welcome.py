@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cli.data_directory import DataDirectory
 from pipeline.cli.deployment import Deployment
+from pipeline.cli.model_store import ModelPlan
 from pipeline.cli.serve_options import EngineName, ServeOptions
 from pipeline.cli.welcome import curl_snippet, openai_snippet, welcome_text
 
@@ -19,7 +20,7 @@ def deployment(host: str = "127.0.0.1", keys_file: Path | None = None) -> Deploy
     options = ServeOptions(
         host=host,
         port=8000,
-        model=None,
+        models=(),
         engine=EngineName.TORCH,
         workers={"prefill": 1, "decode": 1},
         redis_url=None,
@@ -34,8 +35,7 @@ def deployment(host: str = "127.0.0.1", keys_file: Path | None = None) -> Deploy
         data_dir=DataDirectory(Path("/data")),
         redis_url="redis://:secret@127.0.0.1:1/0",
         kvd_socket=Path("/data/run/kvd.sock"),
-        model="/data/models/it's",
-        model_name="it's",
+        plans=(ModelPlan("it's", Path("/data/models/it's")),),
         flower_auth="operator:hidden",
     )
 

@@ -1,0 +1,63 @@
+"""The processes of one machine: what each is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.data_directory import DataDirectory
+from pipeline.cli.deployment import Deployment
+from pipeline.cli.model_store import ModelPlan
+from pipeline.cli.serve_options import EngineName, ServeOptions
+
+PLANS = (ModelPlan("first", Path("/models/first")), ModelPlan("org.b", Path("/models/org.b")))
+
+
+def deployment(*plans: ModelPlan) -> Deployment:
+    options = ServeOptions(
+        host="127.0.0.1",
+        port=8000,
+        models=tuple(str(plan.path) for plan in plans),
+        engine=EngineName.TORCH,
+        workers={"prefill": 1, "decode": 2},
+        redis_url=None,
+        flower_port=None,
+        keys_file=None,
+        kv_dram_bytes=2**20,
+        kv_nvme_bytes=0,
+        drain_s=30.0,
+    )
+    return Deployment(options, DataDirectory(Path("/data")), "redis://x", Path("/k"), plans, "")
+
+
+def test_one_model_has_workers_that_are_called_by_their_role() -> None:
+    parts = deployment(PLANS[0]).workers()
+    assert [part.name for part in parts] == ["prefill-0", "decode-0", "decode-1"]
+    assert {part.env["POINTSMAN_MODEL_NAME"] for part in parts} == {"first"}
+
+
+def test_each_model_has_all_workers_and_they_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POINTSMAN_MODEL_ALIASES", "small")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(12))
+    parts = deployment(*PLANS).workers()
+
+    assert len(parts) == len({part.name for part in parts}) == 6
+    told = {
+        name: {part.env[name] for part in parts if "first" in part.name}
+        for name in ("POINTSMAN_MODEL", "POINTSMAN_MODEL_NAME", "POINTSMAN_MODEL_ALIASES")
+    }
+    assert list(told.values()) == [{"/models/first"}, {"first"}, {"small"}]
+    others = [part for part in parts if "first" not in part.name]
+    assert {part.env["POINTSMAN_MODEL_NAME"] for part in others} == {"org.b"}
+    assert {part.env["POINTSMAN_MODEL_ALIASES"] for part in others} == {""}
+    assert {part.env["POINTSMAN_WORKER_THREADS"] for part in parts} == {"2"}
+
+
+def test_the_gateway_knows_all_models_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_GATEWAY_MODELS", "c=/models/c")
+    env = deployment(*PLANS).gateway().env
+    assert env["POINTSMAN_MODEL"] == "/models/first"
+    assert env["POINTSMAN_GATEWAY_MODELS"] == "c=/models/c,org.b=/models/org.b"
