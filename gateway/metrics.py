@@ -28,6 +28,16 @@ def _webhook_counter(registry: CollectorRegistry) -> Counter:
     return Counter(f"{_PREFIX}webhooks", text, ("result",), registry=registry)
 
 
+def _gauge(registry: CollectorRegistry, name: str, text: str) -> Gauge:
+    return Gauge(_PREFIX + name, text, ("model",), registry=registry)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float]
+) -> Histogram:
+    return Histogram(_PREFIX + name, text, ("model",), buckets=buckets, registry=registry)
+
+
 class GatewayMetrics:
     """Counters of one gateway process, in a registry of their own."""
 
@@ -39,43 +49,30 @@ class GatewayMetrics:
             ("route", "status"),
             registry=registry,
         )
-        self.waiting = Gauge(
-            f"{_PREFIX}requests_waiting",
-            "Generations without a first token",
-            ("model",),
-            registry=registry,
-        )
-        self.running = Gauge(
-            f"{_PREFIX}requests_running",
-            "Generations between tokens",
-            ("model",),
-            registry=registry,
-        )
+        self.waiting = _gauge(registry, "requests_waiting", "Generations without a first token")
+        self.running = _gauge(registry, "requests_running", "Generations between tokens")
         self.abandoned = Counter(
             f"{_PREFIX}requests_abandoned",
             "Generations given up: client left, failed, drained",
             registry=registry,
         )
-        self.time_to_first_token = Histogram(
-            f"{_PREFIX}time_to_first_token_seconds",
+        self.time_to_first_token = _histogram(
+            registry,
+            "time_to_first_token_seconds",
             "From the end of submission to the first token",
-            ("model",),
-            buckets=_TTFT_BUCKETS_S,
-            registry=registry,
+            _TTFT_BUCKETS_S,
         )
-        self.time_per_output_token = Histogram(
-            f"{_PREFIX}time_per_output_token_seconds",
+        self.time_per_output_token = _histogram(
+            registry,
+            "time_per_output_token_seconds",
             "Mean time between the tokens of a request, after the first",
-            ("model",),
-            buckets=_TPOT_BUCKETS_S,
-            registry=registry,
+            _TPOT_BUCKETS_S,
         )
-        self.duration = Histogram(
-            f"{_PREFIX}request_duration_seconds",
+        self.duration = _histogram(
+            registry,
+            "request_duration_seconds",
             "From the end of submission to the last token",
-            ("model",),
-            buckets=_TOTAL_BUCKETS_S,
-            registry=registry,
+            _TOTAL_BUCKETS_S,
         )
         self.tokens = Counter(
             f"{_PREFIX}tokens",
