@@ -113,4 +113,4 @@ async def test_the_last_request_of_a_model_leaves_nothing_behind(
         await gateway.cancel(f"a{number}")
 
     left = {key.decode() for key in client.scan_iter() if key.decode().endswith((":a", ".a:3"))}
-    assert left <= {"pace_ms:a", "request:a"}
+    assert left <= {"pace_ms:a", "asked_lately:a"}
