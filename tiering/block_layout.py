@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 KvDtype = Literal["float32", "bfloat16", "float16", "uint8"]
 
+_DESCRIBED = re.compile(r"L(\d+)\.T(\d+)\.H(\d+)\.D(\d+)\.(\w+)\.v1\b")
 _DTYPE_BYTES: dict[KvDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
 
 
@@ -47,3 +49,16 @@ class BlockLayout:
             f"L{self.num_layers}.T{self.block_tokens}.H{self.num_kv_heads}"
             f".D{self.head_dim}.{self.dtype}.v1"
         )
+
+    @classmethod
+    def described(cls, line: str) -> Self | None:
+        """The layout of a line that `describe` wrote or that begins with one; None for others."""
+        match = _DESCRIBED.match(line)
+        dtype = match and next((name for name in _DTYPE_BYTES if name == match[5]), None)
+        if not match or dtype is None:
+            return None
+        num_layers, block_tokens, num_kv_heads, head_dim = map(int, match.groups()[:4])
+        try:
+            return cls(num_layers, block_tokens, num_kv_heads, head_dim, dtype)
+        except ValueError:
+            return None

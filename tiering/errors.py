@@ -3,6 +3,7 @@
 TieringError
 ├── KvdUnavailable     the daemon is away, slow or broken off: treat as a miss, `connect()` later
 ├── LayoutMismatch     this node's kvd serves another block size: use another node or another kvd
+├── LayoutNotPacked    kvd packs the blocks of another model: use another kvd, or no compression
 ├── ProtocolViolation  a frame that no kvd peer sends: the connection is closed
 ├── SlotCorrupt        a slot does not hold what the index says: treat as a miss, quarantine it
 ├── SlotMisuse         book-keeping broken (double free, unknown slot): a bug, report it
@@ -44,6 +45,18 @@ class LayoutMismatch(TieringError):
             f"this holder's blocks have {self.wanted_bytes} bytes, "
             f"kvd serves blocks of {self.served_bytes} bytes"
         )
+
+
+class LayoutNotPacked(TieringError):
+    """kvd compresses, and by the layout of other blocks than this holder's."""
+
+    def __init__(self, wanted: str, served: str) -> None:
+        super().__init__(wanted, served)
+        self.wanted = wanted
+        self.served = served
+
+    def __str__(self) -> str:
+        return f"kvd packs blocks of {self.served}, this holder's are {self.wanted}"
 
 
 class ProtocolViolation(TieringError):

@@ -10,6 +10,7 @@ from typing import Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tiering.block_codec import Compression
 from tiering.eviction.policies import EvictionPolicy
 
 ENV_PREFIX = "POINTSMAN_KVD_"
@@ -28,6 +29,11 @@ class KvdSettings(BaseSettings):
     once are no longer written to NVMe when it is nearly full and takes more than
     `nvme_max_writes_per_hit` writes for each hit, or when more than half of
     `nvme_write_bytes_per_day` (0: no limit) is spent; when all is, nothing is written.
+
+    `nvme_compression` packs blocks on their way to NVMe into half of 16 bits or less: what comes back
+    from there is near what was stored, not equal, so neither are outputs that read it. DRAM, and with it
+    the hand-over between workers, stays exact as long as it has room. Nodes that lend to each other
+    must have it alike.
 
     Other nodes' daemons may pull blocks from `peer_host`:`peer_port` (None: they may not) if they know
     `peer_secret`, without which nobody but this machine may be let in. `peer_advertise` (host:port) is
@@ -54,6 +60,7 @@ class KvdSettings(BaseSettings):
     nvme_slow_io_s: float = Field(default=0.5, gt=0)
     nvme_max_writes_per_hit: float = Field(default=3.0, gt=0)
     nvme_write_bytes_per_day: int = Field(default=0, ge=0)
+    nvme_compression: Compression = Compression.NONE
     peer_host: str = "127.0.0.1"
     peer_port: int | None = Field(default=None, ge=0, le=65_535)
     peer_advertise: str = ""

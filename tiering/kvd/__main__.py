@@ -42,6 +42,7 @@ def nvme_limits(settings: KvdSettings) -> NvmeLimits:
         disk=DiskLimits(retry_s=settings.nvme_retry_s, slow_io_s=settings.nvme_slow_io_s),
         write_bytes_per_day=settings.nvme_write_bytes_per_day or None,
         max_writes_per_hit=settings.nvme_max_writes_per_hit,
+        compression=settings.nvme_compression,
     )
 
 

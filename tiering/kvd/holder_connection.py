@@ -12,7 +12,8 @@ from typing import Protocol
 import structlog
 
 from tiering import frames
-from tiering.errors import LayoutMismatch, ProtocolViolation
+from tiering.block_layout import BlockLayout
+from tiering.errors import LayoutMismatch, LayoutNotPacked, ProtocolViolation
 from tiering.kvd import protocol
 from tiering.kvd.protocol import Op, Status
 from tiering.kvd.requests import OPERATOR_OPS, Host, Reply, Requests
@@ -158,12 +159,13 @@ class HolderConnection(asyncio.Protocol):
                 return
         if self.holder is not None or block_bytes < 0:
             raise ProtocolViolation("a second or senseless greeting")
-        if block_bytes and not self._accept_layout(block_bytes, holder):
+        if block_bytes and not self._accept_layout(block_bytes, holder, namespace):
             return
         self.holder = holder[: protocol.MAX_HOLDER_CHARS]
         self.is_operator = not block_bytes
         if not self.is_operator:
-            self._requests.namespace = namespace[: protocol.MAX_NAMESPACE_CHARS]
+            name = self._cache.namespace_of(namespace[: protocol.MAX_NAMESPACE_CHARS])
+            self._requests.namespace = name
             self._server.library.add_namespace(self._requests.namespace)
         log.info("holder_joined", holder=self.holder)
         server = self._server
@@ -173,12 +175,17 @@ class HolderConnection(asyncio.Protocol):
         else:
             self._send_with_slab(frames.encode_frame([int(Status.OK), value]))
 
-    def _accept_layout(self, block_bytes: int, holder: str) -> bool:
+    def _accept_layout(self, block_bytes: int, holder: str, namespace: str) -> bool:
+        layout = BlockLayout.described(namespace)
         try:
-            self._cache.accept_layout(block_bytes, self._server.num_holders)
+            self._cache.accept_layout(block_bytes, self._server.num_holders, layout)
         except LayoutMismatch as error:
             log.warning("holder_refused", holder=holder, reason=str(error))
             self._reply(Status.LAYOUT_MISMATCH, [error.wanted_bytes, error.served_bytes])
+            return False
+        except LayoutNotPacked as error:
+            log.warning("holder_refused", holder=holder, reason=str(error))
+            self._reply(Status.REFUSED, str(error))
             return False
         return True
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import structlog
 
 from tiering.block import Block
+from tiering.block_layout import BlockLayout
 from tiering.block_stamp import BlockStamp
-from tiering.errors import LayoutMismatch
+from tiering.errors import LayoutMismatch, LayoutNotPacked
 from tiering.kvd.arrivals import Arrivals
 from tiering.kvd.dram_tier import DramTier
 from tiering.kvd.nvme_tier import NvmeTier
@@ -57,6 +58,7 @@ class NodeCache:
         self._dram = DramTier(memory, limits.new_evictor, limits.tenant_share)
         self._nvme = nvme
         self._limits = limits
+        self._layout: BlockLayout | None = None
         self._promotion = Promotion(self._dram, nvme)
         self._num_commits_refused = 0
         self.write_back = WriteBack(self._dram, nvme, limits)
@@ -74,30 +76,40 @@ class NodeCache:
         """Stride of the DRAM slots."""
         return self._dram.slab.slot_bytes
 
-    def accept_layout(self, block_bytes: int, num_other_holders: int) -> None:
+    def accept_layout(
+        self, block_bytes: int, num_other_holders: int, layout: BlockLayout | None = None
+    ) -> None:
         """Lay the slabs out for the first holder; later ones must ask for the same.
 
-        An NVMe file of another layout is cut anew for the first holder of this process.
+        An NVMe file of another layout is cut anew for the first holder of this process. `layout` is
+        None where the holder does not say it; its blocks are not packed then.
 
         Raises:
             LayoutMismatch: the slabs are in use with another block size.
+            LayoutNotPacked: the block size is the same, but this kvd packs the blocks of another layout.
             ValueError: a block has no byte.
         """
         if self.block_bytes == block_bytes:
+            if self._nvme.form and layout != self._layout:
+                raise LayoutNotPacked(str(layout), str(self._layout))
             return
         num_used = self._dram.directory.num_used + self._nvme.num_used
         if self.block_bytes and (num_other_holders or num_used):
             raise LayoutMismatch(block_bytes, self.block_bytes)
         self._dram.lay_out(block_bytes)
-        if self._nvme.block_bytes != block_bytes:
-            self._nvme.lay_out(block_bytes)
+        self._layout = layout if layout and layout.block_bytes == block_bytes else None
+        self._nvme.fit(block_bytes, self._layout)
+
+    def namespace_of(self, namespace: str) -> str:
+        """What peers must have in common with a holder's blocks, once these have been on the disk."""
+        return f"{namespace}+{self._nvme.form}" if self._nvme.form else namespace
 
     async def attach_nvme(self, slab: NvmeSlab) -> bool:
         """Take a slab file into use; False when its blocks cannot be read."""
         if not await self._nvme.attach(slab):
             return False
-        if self.block_bytes and self._nvme.block_bytes != self.block_bytes:
-            self._nvme.lay_out(self.block_bytes)
+        if self.block_bytes:
+            self._nvme.fit(self.block_bytes, self._layout)
         return True
 
     # reading

@@ -11,6 +11,8 @@ from functools import partial
 import structlog
 
 from tiering.block import Block
+from tiering.block_codec import codec_of
+from tiering.block_layout import BlockLayout
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
 from tiering.kvd.admission import WriteBudget, WritePressure
@@ -18,7 +20,7 @@ from tiering.kvd.disk_health import DiskHealth, NvmeHealth
 from tiering.kvd.io_threads import IoThreads
 from tiering.kvd.nvme_index import NvmeIndex
 from tiering.kvd.nvme_limits import NvmeLimits
-from tiering.kvd.slab_run import Source, StoreResult, checked_write, newest_copies, runs_of
+from tiering.kvd.slab_run import SlabRuns, Source, StoreResult, newest_copies, runs_of
 from tiering.kvd.stats import TierCounters, TierStats, snapshot
 from tiering.stores.block_store import ByteArray
 from tiering.stores.nvme_slab import NvmeSlab
@@ -40,6 +42,7 @@ class NvmeTier:
         self._slab = slab
         self._limits = limits or NvmeLimits()
         self._threads = IoThreads(NUM_IO_THREADS)
+        self._runs = SlabRuns()
         self._health = DiskHealth(self._limits.disk)
         if slab is None:
             self._health.give_up()
@@ -55,9 +58,9 @@ class NvmeTier:
         return self._health.level
 
     @property
-    def block_bytes(self) -> int:
-        """Block size that the file is laid out for; 0 when it is not."""
-        return self._slab.block_bytes if self._slab else 0
+    def form(self) -> str:
+        """How the blocks are packed, as in `SlabLayout`."""
+        return self._runs.form
 
     @property
     def unit_slots(self) -> int:
@@ -104,7 +107,7 @@ class NvmeTier:
         stats = snapshot(
             self._index.directory, slot_bytes, self.counters, self.health.value, num_errors
         )
-        return replace(stats, is_admission_filtered=self._index.filter.is_on)
+        return replace(stats, is_admission_filtered=self._index.filter.is_on, form=self.form)
 
     # layout
 
@@ -144,18 +147,31 @@ class NvmeTier:
         )
         return True
 
+    def fit(self, block_bytes: int, layout: BlockLayout | None) -> None:
+        """Serve blocks of this size and layout (None: unknown), with a file of others cut anew."""
+        self._runs = SlabRuns(codec_of(layout, self._limits.compression))
+        cut = self._slab.layout if self._slab else None
+        wanted = (self._runs.stored_bytes(block_bytes), self._runs.form)
+        if cut is None or (cut.block_bytes, cut.form) != wanted:
+            self.lay_out(block_bytes)
+
     def lay_out(self, block_bytes: int) -> None:
         """Cut the file anew; its blocks are gone. No I/O may be under way."""
         if self._slab is None or self.health is not NvmeHealth.ON:
             return
         try:
-            self._slab.lay_out(block_bytes)
+            self._slab.lay_out(self._runs.stored_bytes(block_bytes), self._runs.form)
         except OSError as error:
             self._health.turn_off("lay_out", error, time.monotonic())
             return
         slab = self._slab
         self._index = NvmeIndex(slab.num_slots, slab.unit_slots, self._limits)
-        log.info("nvme_laid_out", num_slots=slab.num_slots, unit_slots=slab.unit_slots)
+        log.info(
+            "nvme_laid_out",
+            num_slots=slab.num_slots,
+            unit_slots=slab.unit_slots,
+            form=self.form,
+        )
 
     # moves
 
@@ -223,9 +239,9 @@ class NvmeTier:
             for block in blocks:
                 self._index.directory.unpin(block)
             return [None] * len(blocks)
-        read = partial(slab.read_run, blocks[0].slot, stamps, into)
+        read = partial(self._runs.read, slab, blocks[0].slot, stamps, into)
         try:
-            faults, took_s = await self._threads.run_timed(read)
+            outcomes, took_s = await self._threads.run_timed(read)
         except OSError as error:
             for block in blocks:
                 await self._quarantine(block)
@@ -233,16 +249,15 @@ class NvmeTier:
             return [None] * len(blocks)
         self.counters.loads.add(sum(stamp.num_bytes for stamp in stamps), took_s)
         self._health.note_read(took_s, time.monotonic())
-        for block, fault in zip(blocks, faults, strict=True):
-            if fault is None:
+        for block, outcome in zip(blocks, outcomes, strict=True):
+            if isinstance(outcome, SlotCorrupt):
+                self._on_corrupt(outcome)
+                await self._quarantine(block)
+            else:
                 self.unpin(block)
                 self.counters.num_hits += 1
                 self._index.filter.count_hit()
-            else:
-                self._on_corrupt(fault)
-                await self._quarantine(block)
-        pairs = zip(stamps, faults, strict=True)
-        return [stamp if fault is None else None for stamp, fault in pairs]
+        return [None if isinstance(outcome, SlotCorrupt) else outcome for outcome in outcomes]
 
     async def discard(self, key: bytes) -> bool:
         """Drop a block so that no restart brings it back; False when it is not here or in use."""
@@ -308,9 +323,9 @@ class NvmeTier:
         results: dict[bytes, StoreResult] = {}
         stamps = [replace(s.stamp, generation=block.generation) for block, s in placed]
         payloads = [source.payload for _, source in placed]
-        write = partial(checked_write, slab, placed[0][0].slot, stamps, payloads)
+        write = partial(self._runs.write, slab, placed[0][0].slot, stamps, payloads)
         try:
-            is_sound, took_s = await self._threads.run_timed(write)
+            outcomes, took_s = await self._threads.run_timed(write)
         except OSError as error:
             self.counters.num_stores_dropped += len(placed)
             self._health.refuse_writes("write", error, time.monotonic())
@@ -319,15 +334,16 @@ class NvmeTier:
                 results[block.key] = StoreResult.REFUSED
             return results
         num_bytes = 0
-        for (block, _), stamp, is_good in zip(placed, stamps, is_sound, strict=True):
-            if is_good:
-                self._index.directory.publish(block, stamp, time.monotonic())
+        for (block, _), outcome in zip(placed, outcomes, strict=True):
+            if isinstance(outcome, BlockStamp):
+                self._index.directory.publish(block, outcome, time.monotonic())
                 self._index.units.use(block.slot)
                 self._index.filter.count_write()
-                num_bytes += stamp.num_bytes
+                num_bytes += outcome.num_bytes
+                results[block.key] = StoreResult.STORED
             else:
                 self._index.directory.abort(block)
-            results[block.key] = StoreResult.STORED if is_good else StoreResult.BAD_SOURCE
+                results[block.key] = outcome
         self.counters.stores.add(num_bytes, took_s)
         self._budget.spend(num_bytes)
         self._health.note_write(took_s, time.monotonic())

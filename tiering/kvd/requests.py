@@ -40,7 +40,8 @@ class Host(Protocol):
 class Requests:
     """The requests of one connection; each handler takes the arguments of its `Op`.
 
-    A handler that must wait answers with a coroutine. `namespace` is what the holder greeted with.
+    A handler that must wait answers with a coroutine. `namespace` is what peers must have in
+    common with the holder.
 
     Raises (all handlers):
         ProtocolViolation: the arguments are not those of the operation.

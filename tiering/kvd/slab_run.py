@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+import numpy as np
+
+from tiering.block_codec import BlockCodec
 from tiering.block_stamp import BlockStamp
+from tiering.errors import SlotCorrupt
 from tiering.stores.block_store import ByteArray, payload_checksum
 from tiering.stores.nvme_slab import NvmeSlab
+from tiering.stores.slab_file import Scratch
+
+_NOTHING: ByteArray = np.empty(0, dtype=np.uint8)
 
 
 class StoreResult(Enum):
     """What became of a block that was to be written back."""
 
     STORED = auto()
-    REFUSED = auto()  # no room, no healthy disk, or the day's bytes are written
+    REFUSED = auto()  # no room, no healthy disk, the day's bytes are written, or not to be packed
     NOT_ADMITTED = auto()  # writes are dear, and it was used too little
     BAD_SOURCE = auto()  # the DRAM bytes were not those of the stamp
 
@@ -42,21 +49,99 @@ def runs_of(slots: Iterable[int], unit_slots: int) -> list[range]:
     return runs
 
 
-def checked_write(
-    slab: NvmeSlab, slot: int, stamps: Sequence[BlockStamp], payloads: Sequence[ByteArray]
-) -> list[bool]:
-    """Write the blocks whose bytes are those of their stamps; says which."""
-    is_sound = [
-        payload_checksum(payload[: stamp.num_bytes]) == stamp.checksum
-        for stamp, payload in zip(stamps, payloads, strict=True)
-    ]
-    if all(is_sound):
-        slab.write_run(slot, stamps, payloads)
-        return is_sound
-    for index, is_good in enumerate(is_sound):
-        if is_good:
-            slab.write(slot + index, stamps[index], payloads[index])
-    return is_sound
+class SlabRuns:
+    """Moves blocks between DRAM and neighbouring slots: as they are, or packed by `codec`. Any thread.
+
+    What lies in a slot has a stamp of its own, over the bytes that lie there; what comes back has
+    one over the bytes that came.
+    """
+
+    def __init__(self, codec: BlockCodec | None = None) -> None:
+        self._codec = codec
+        self._scratch = Scratch()
+
+    @property
+    def form(self) -> str:
+        """As in `SlabLayout`."""
+        return self._codec.name if self._codec else ""
+
+    def stored_bytes(self, block_bytes: int) -> int:
+        """What a block takes on the disk."""
+        return self._codec.packed_bytes if self._codec else block_bytes
+
+    def write(
+        self,
+        slab: NvmeSlab,
+        slot: int,
+        stamps: Sequence[BlockStamp],
+        payloads: Sequence[ByteArray],
+    ) -> list[BlockStamp | StoreResult]:
+        """Write the blocks whose bytes are those of their stamps; what lies in each slot now."""
+        room = self._room(slab, len(stamps))
+        ready = [
+            self._prepared(stamp, payload, target)
+            for stamp, payload, target in zip(stamps, payloads, room, strict=True)
+        ]
+        sound = [pair for pair in ready if isinstance(pair, tuple)]
+        if len(sound) == len(ready):
+            slab.write_run(slot, [stamp for stamp, _ in sound], [payload for _, payload in sound])
+        else:
+            for index, pair in enumerate(ready):
+                if isinstance(pair, tuple):
+                    slab.write(slot + index, *pair)
+        return [pair[0] if isinstance(pair, tuple) else pair for pair in ready]
+
+    def read(
+        self,
+        slab: NvmeSlab,
+        slot: int,
+        stamps: Sequence[BlockStamp],
+        into: Sequence[ByteArray],
+    ) -> list[BlockStamp | SlotCorrupt]:
+        """Read and verify blocks; the stamp of each as it lies in its array, or what is wrong."""
+        if self._codec is None:
+            faults = slab.read_run(slot, stamps, into)
+            return [fault or stamp for fault, stamp in zip(faults, stamps, strict=True)]
+        room = self._room(slab, len(stamps))
+        faults = slab.read_run(slot, stamps, room)
+        return [
+            fault or self._unpacked(self._codec, stamp, packed, target)
+            for fault, stamp, packed, target in zip(faults, stamps, room, into, strict=True)
+        ]
+
+    def _room(self, slab: NvmeSlab, num_slots: int) -> list[ByteArray]:
+        """Memory for packed blocks, one array per slot; good until the thread's next call."""
+        if self._codec is None:
+            return [_NOTHING] * num_slots
+        room = self._scratch.payload(num_slots * slab.slot_bytes)
+        return list(room.reshape(num_slots, slab.slot_bytes))
+
+    def _prepared(
+        self, stamp: BlockStamp, payload: ByteArray, target: ByteArray
+    ) -> tuple[BlockStamp, ByteArray] | StoreResult:
+        """What is to be written of a block, or why nothing is."""
+        codec = self._codec
+        is_whole = codec is not None and stamp.num_bytes == codec.layout.block_bytes
+        is_packed = codec is not None and is_whole and codec.pack(payload, target)
+        # After packing: what was read for it is what is checked.
+        if payload_checksum(payload[: stamp.num_bytes]) != stamp.checksum:
+            return StoreResult.BAD_SOURCE
+        if codec is None:
+            return stamp, payload
+        if not is_packed:
+            return StoreResult.REFUSED
+        num_bytes = codec.packed_bytes
+        return replace(
+            stamp, num_bytes=num_bytes, checksum=payload_checksum(target[:num_bytes])
+        ), target
+
+    @staticmethod
+    def _unpacked(
+        codec: BlockCodec, stamp: BlockStamp, packed: ByteArray, into: ByteArray
+    ) -> BlockStamp:
+        num_bytes = codec.layout.block_bytes
+        codec.unpack(packed, into)
+        return replace(stamp, num_bytes=num_bytes, checksum=payload_checksum(into[:num_bytes]))
 
 
 def newest_copies(found: dict[int, BlockStamp]) -> dict[int, BlockStamp]:

@@ -72,6 +72,7 @@ class TierStats:
     `evictions` by reason: "written_back", "clean" (NVMe had it), "dropped" (bytes are gone),
     "not_admitted" (NVMe would not have it), "expired" (lifetime or idle time), "discarded",
     "capacity" (NVMe full). `health`: "on", "read_only", "off". `ready_bytes` is what can be read.
+    `form`: how blocks are packed (`SlabLayout`).
     `loads` and `stores`: for DRAM the copies that holders reported, for NVMe kvd's disk calls.
     """
 
@@ -94,6 +95,7 @@ class TierStats:
     loads: MoveStats = MoveStats()
     stores: MoveStats = MoveStats()
     slots_by_owner: dict[str, int] = field(default_factory=dict)
+    form: str = ""
 
 
 def snapshot(

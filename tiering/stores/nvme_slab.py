@@ -88,8 +88,8 @@ class NvmeSlab:
         """Slots 0 to num_slots - 1."""
         return self._num_units * self.unit_slots
 
-    def lay_out(self, block_bytes: int) -> None:
-        """Cut the file for blocks of this size; every block in it is gone.
+    def lay_out(self, block_bytes: int, form: str = "") -> None:
+        """Cut the file for payloads of this size; every block in it is gone. `form` as in `SlabLayout`.
 
         Raises:
             OSError: the superblock cannot be written.
@@ -97,7 +97,7 @@ class NvmeSlab:
         num_slots = (self._file.num_bytes - PAGE_BYTES) // (padded(block_bytes) + PAGE_BYTES)
         wanted = min(-(-UNIT_BYTES // padded(block_bytes)), _MAX_UNIT_SLOTS)
         unit_slots = max(min(wanted, num_slots // _MIN_UNITS), 1)
-        layout = SlabLayout(secrets.token_bytes(STORE_ID_BYTES), block_bytes, unit_slots)
+        layout = SlabLayout(secrets.token_bytes(STORE_ID_BYTES), block_bytes, unit_slots, form)
         page = self._scratch.table(PAGE_BYTES)
         page[:] = np.frombuffer(pack_superblock(layout), dtype=np.uint8)
         self._file.write([page], 0)

@@ -13,14 +13,15 @@ from tiering.stores.block_store import PAGE_BYTES
 
 STORE_ID_BYTES = 16
 ENTRY_BYTES = 128
-_VERSION = 2
+FORM_BYTES = 16
+_VERSION = 3
 _SLOT_MAGIC = b"PTMNSLOT"
 _FILE_MAGIC = b"PTMNSLAB"
 _CHECKSUM = struct.Struct("<Q")
 # magic, version, slot, store id, key, generation, num_tokens, num_bytes, payload xxh3_64, owner
 _SLOT = struct.Struct(f"<8sIQ16s16sQQQQ{OWNER_BYTES}s")
-# magic, version, store id, block_bytes, unit_slots
-_FILE = struct.Struct("<8sI16sQI")
+# magic, version, store id, block_bytes, unit_slots, form
+_FILE = struct.Struct(f"<8sI16sQI{FORM_BYTES}s")
 _NO_OWNER = bytes(OWNER_BYTES)
 
 
@@ -28,12 +29,14 @@ _NO_OWNER = bytes(OWNER_BYTES)
 class SlabLayout:
     """How a slab file is cut: `store_id` is new with every layout, so old slots die with it.
 
-    `unit_slots` slots lie side by side, with one table of their headers behind them.
+    `unit_slots` slots lie side by side, with one table of their headers behind them. `form` says how
+    the blocks are packed (`BlockCodec.name`, at most 16 letters), empty when they lie as they are.
     """
 
     store_id: bytes
     block_bytes: int
     unit_slots: int
+    form: str = ""
 
 
 def _sealed(fields: bytes, num_bytes: int) -> bytes:
@@ -53,8 +56,8 @@ def _unsealed(page: bytes, shape: struct.Struct, num_bytes: int) -> tuple[object
 
 def pack_superblock(layout: SlabLayout) -> bytes:
     """First page of a slab file."""
-    numbers = (layout.block_bytes, layout.unit_slots)
-    return _sealed(_FILE.pack(_FILE_MAGIC, _VERSION, layout.store_id, *numbers), PAGE_BYTES)
+    fields = (layout.store_id, layout.block_bytes, layout.unit_slots, layout.form.encode())
+    return _sealed(_FILE.pack(_FILE_MAGIC, _VERSION, *fields), PAGE_BYTES)
 
 
 def unpack_superblock(page: bytes) -> SlabLayout | None:
@@ -66,9 +69,11 @@ def unpack_superblock(page: bytes) -> SlabLayout | None:
             bytes() as store_id,
             int() as block_bytes,
             int() as unit_slots,
+            bytes() as form,
         ):
             is_ours = (magic, version) == (_FILE_MAGIC, _VERSION) and block_bytes and unit_slots
-            return SlabLayout(store_id, block_bytes, unit_slots) if is_ours else None
+            name = form.rstrip(b"\0").decode(errors="replace")
+            return SlabLayout(store_id, block_bytes, unit_slots, name) if is_ours else None
         case _:
             return None
 

@@ -65,6 +65,15 @@ class EngineBench:
 
     def step(self, lanes: Sequence[Lane], num_tokens: Sequence[int]) -> Float32Array:
         """Compute the next `num_tokens[i]` tokens of each lane; the logits of the last of each."""
+        return self._step(lanes, num_tokens, np.cumsum(num_tokens) - 1)
+
+    def step_all(self, lane: Lane, num_tokens: int) -> Float32Array:
+        """Compute the next tokens of one lane; the logits of each."""
+        return self._step([lane], [num_tokens], np.arange(num_tokens))
+
+    def _step(
+        self, lanes: Sequence[Lane], num_tokens: Sequence[int], logit_rows: Int64Array
+    ) -> Float32Array:
         token_ids = [
             token_id
             for lane, count in zip(lanes, num_tokens, strict=True)
@@ -88,7 +97,7 @@ class EngineBench:
                 cu_query_lens=bounds,
                 context_lens=np.array([lane.num_computed for lane in lanes], np.int32),
                 block_tables=tables,
-                logit_rows=bounds[1:].astype(np.int64) - 1,
+                logit_rows=logit_rows,
                 histories=[lane.tokens for lane in lanes],
                 num_prompt_tokens=[lane.num_prompt_tokens for lane in lanes],
             )
