@@ -145,6 +145,7 @@ def test_no_more_sequences_hold_blocks_than_allowed() -> None:
 
 
 def test_admission_takes_the_whole_prompt_and_a_decode_block_or_nothing() -> None:
+    """Fault 30 of the notes: a load and its first decode block are reserved together."""
     desk = Desk(num_blocks=8)
     desk.add(64)
     assert len(desk.admit()) == 1  # four blocks, and one to decode into

@@ -145,7 +145,8 @@ def test_blocks_on_their_way_out_are_not_given_to_the_next_sequence(
 
 def test_loads_that_hold_the_whole_pool_do_not_hold_up_each_other(
     engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
-) -> None:  # vllm#45388
+) -> None:
+    """Fault 30 of the notes (vllm#45388): parked loads must not hold what the next one needs."""
     rng = random.Random(6)
     asked = [prompts(rng, 100) for _ in range(6)]
     expected = [engines.reference(prompt, 20) for prompt in asked]
