@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ _SCALE_BYTES = 4
 _HALF_FLOAT_TOP = (
     1 << 15
 )  # half of the last place that stays, when float32 is cut to its high 16 bits
+_SIGN = 1 << 31
 _HALF_E4M3_PLACE = 1 << 19  # the same when three bits of mantissa stay
 # Adding it puts the nearest whole number (of at most 22 bits) into the low bits of a float32.
 _WHOLE = np.float32(1.5 * 2**23)
@@ -103,7 +103,7 @@ class BlockCodec:
         if self._compression is Compression.INT8:
             _to_int8(numbers, codes)
         else:
-            _to_e4m3(numbers, codes)
+            _to_e4m3(numbers, codes, more)
         return True
 
     def unpack(self, packed: ByteArray, into: ByteArray) -> None:
@@ -126,10 +126,8 @@ class BlockCodec:
 
     def _widen(self, block: ByteArray, numbers: Float32Array) -> None:
         source = block[: self._layout.block_bytes]
-        if self._layout.dtype == "bfloat16":  # the high half of a float32
-            halves = numbers.reshape(-1).view(np.uint16)
-            halves[0::2] = 0
-            halves[1::2] = source.view(np.uint16)
+        if self._layout.dtype == "bfloat16":
+            _set_high_halves(numbers, source.view(np.uint16))
         else:
             numbers[:] = source.view(self._layout.dtype).reshape(numbers.shape)
 
@@ -138,7 +136,7 @@ class BlockCodec:
         if self._layout.dtype == "bfloat16":
             bits = numbers.reshape(-1).view(np.uint32)
             np.add(bits, _HALF_FLOAT_TOP, out=bits)
-            target.view(np.uint16)[:] = bits.view(np.uint16)[1::2]
+            np.right_shift(bits, 16, out=target.view(np.uint16), casting="unsafe")
         else:
             target.view(self._layout.dtype)[:] = numbers.reshape(-1)
 
@@ -154,28 +152,39 @@ class _Scratch(threading.local):
         self.more: Float32Array = np.zeros(shape, dtype=np.float32)
 
 
+# Casts are several times as fast as copies of every second or fourth item.
+
+
 def _to_int8(numbers: Float32Array, codes: ByteArray) -> None:
     np.add(numbers, _WHOLE, out=numbers)
-    codes[:] = numbers.reshape(-1).view(np.uint8)[0::4]  # the lowest byte, little endian
+    np.copyto(codes, numbers.reshape(-1).view(np.uint32), casting="unsafe")  # the lowest byte
 
 
-def _to_e4m3(numbers: Float32Array, codes: ByteArray) -> None:
+def _to_e4m3(numbers: Float32Array, codes: ByteArray, scratch: Float32Array) -> None:
     np.multiply(numbers, _TO_E4M3_EXPONENT, out=numbers)
-    bits = numbers.reshape(-1).view(np.uint32)
+    bits, shifted = (array.reshape(-1).view(np.uint32) for array in (numbers, scratch))
     np.add(bits, _HALF_E4M3_PLACE, out=bits)
-    # sign 15, zeros 14 to 11, exponent 10 to 7, mantissa 6 to 4
-    high: npt.NDArray[np.uint16] = np.ascontiguousarray(bits.view(np.uint16)[1::2])
-    signs = (high >> 8) & 0x80
-    codes[:] = ((high >> 4) | signs).view(np.uint8)[0::2]
+    # Now sign 31, zeros 30 to 27, exponent 26 to 23, mantissa 22 to 20: a byte but for the sign.
+    np.right_shift(bits, 20, out=shifted)
+    np.copyto(codes, shifted, casting="unsafe")
+    np.bitwise_and(bits, _SIGN, out=bits)
+    np.right_shift(bits, 24, out=shifted)
+    np.bitwise_or(codes, shifted, out=codes, casting="unsafe")
 
 
 def _from_e4m3(codes: ByteArray, numbers: Float32Array) -> None:
     # Shifted as signed numbers, the sign fills bits 15 to 11.
-    spread: npt.NDArray[Any] = np.left_shift(codes.view(np.int8), 4, dtype=np.int16)
-    halves = numbers.reshape(-1).view(np.uint16)
-    halves[0::2] = 0
-    halves[1::2] = spread.view(np.uint16) & 0x87F0
+    spread: npt.NDArray[np.int16] = np.left_shift(codes.view(np.int8), 4, dtype=np.int16)
+    halves = spread.view(np.uint16)
+    np.bitwise_and(halves, 0x87F0, out=halves)
+    _set_high_halves(numbers, halves)
     np.multiply(numbers, _FROM_E4M3_EXPONENT, out=numbers)
+
+
+def _set_high_halves(numbers: Float32Array, halves: npt.NDArray[np.uint16]) -> None:
+    """A bfloat16 is the high half of a float32; the low one becomes zero."""
+    bits = numbers.reshape(-1).view(np.uint32)
+    np.left_shift(halves, 16, out=bits, dtype=np.uint32)
 
 
 def codec_of(layout: BlockLayout | None, compression: Compression) -> BlockCodec | None:

@@ -13,8 +13,8 @@ class BlockStamp:
     """Identity and checksum of the bytes in one slot.
 
     `key` (16 bytes) says which tokens the block holds; `generation` tells two uses of one slot
-    apart; `checksum` is xxh3_64 over the first `num_bytes` of the slot. The checksum guards the
-    bytes and is never an identity. `owner` is the opaque tag (8 bytes, or empty) of the tenant that
+    apart; `checksum` is `payload_checksum` of the first `num_bytes` of the slot. It guards the bytes
+    and is never an identity. `owner` is the opaque tag (8 bytes, or empty) of the tenant that
     wrote the block; it says whose share of a tier the block counts for, nothing else.
     """
 

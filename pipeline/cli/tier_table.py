@@ -54,7 +54,10 @@ def _cells(tier: TierStats) -> list[str | Text]:
         f"{reason} {count}" for reason, count in sorted(tier.evictions.items()) if count
     )
     return [
-        Text(tier.health, style="green" if tier.health == "on" else "bold red"),
+        Text(
+            " ".join(filter(None, (tier.health, tier.form))),
+            style="green" if tier.health == "on" else "bold red",
+        ),
         shown_bytes(tier.used_bytes),
         shown_bytes(tier.num_slots * tier.slot_bytes),
         str(tier.slots_by_state.get("ready", 0)),

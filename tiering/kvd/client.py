@@ -145,18 +145,19 @@ class KvdClient:
             ValueError: `into` is shorter than the block.
         """
         block = lease.blocks[index]
-        if self._slab is None or not self._is_alive(lease.session, lease.deadline_s):
+        began_s = time.monotonic()
+        if self._slab is None or lease.session != self._session or began_s >= lease.deadline_s:
             return False
-        began_s = time.perf_counter()
         try:
             self._slab.copy_out(block.slot, block.num_bytes, block.checksum, into)
         except SlotCorrupt:
             with suppress(KvdUnavailable):
                 self._ask(Op.SUSPECT, block.key, block.generation)
             return False
-        self._load_s += time.perf_counter() - began_s
+        ended_s = time.monotonic()
+        self._load_s += ended_s - began_s
         self._loaded_bytes += block.num_bytes
-        return self._is_alive(lease.session, lease.deadline_s)
+        return ended_s < lease.deadline_s
 
     def release(self, lease: BlockLease) -> None:
         """End a lease. Idempotent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-VERSION = 1
+VERSION = 2
 MAX_HOLDER_CHARS = 200
 MAX_NAMESPACE_CHARS = 200
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +13,7 @@ import xxhash
 from tiering.block_stamp import BlockStamp
 
 PAGE_BYTES = 4096
-_PIECE_BYTES = 512 << 10
+PIECE_BYTES = 512 << 10  # with its source it fits into the second level of cache
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -22,22 +24,41 @@ def padded(num_bytes: int) -> int:
 
 
 def payload_checksum(payload: ByteArray) -> int:
-    """xxh3_64 over a contiguous array; guards bytes, identifies nothing."""
-    return xxhash.xxh3_64_intdigest(payload.data)
+    """Checksum of a contiguous array; guards bytes, identifies nothing.
+
+    xxh3_64; of more than `PIECE_BYTES` the xxh3_64 of those of its pieces, as little-endian numbers.
+    In pieces, so that whoever moves a block can check each while it lies in the core's cache, and
+    each in one call: that takes two thirds of the time of a running sum.
+    """
+    data = payload.data
+    return join_checksums(
+        piece_checksum(data[start : start + PIECE_BYTES])
+        for start in range(0, data.nbytes, PIECE_BYTES)
+    )
 
 
 def copy_with_checksum(source: ByteArray, target: ByteArray) -> int:
-    """Copy a contiguous array and give the checksum of the copy.
+    """Copy a contiguous array and give the checksum of the copy, in about the time of a plain copy."""
+    old, new = source.data, target.data
+    sums: list[int] = []
+    for start in range(0, old.nbytes, PIECE_BYTES):
+        piece = new[start : start + PIECE_BYTES]
+        piece[:] = old[start : start + PIECE_BYTES]
+        sums.append(piece_checksum(piece))
+    return join_checksums(sums)
 
-    Piece by piece, so that the checksum finds each in the core's cache: a block of 1 MiB takes
-    1.06 times as long as its plain copy, and 1.24 times when the checksum comes after the whole.
-    """
-    digest = xxhash.xxh3_64()
-    for start in range(0, source.nbytes, _PIECE_BYTES):
-        piece = target[start : start + _PIECE_BYTES]
-        piece[:] = source[start : start + _PIECE_BYTES]
-        digest.update(piece.data)
-    return digest.intdigest()
+
+def piece_checksum(piece: memoryview) -> int:
+    """Of `PIECE_BYTES`, or of what is left at the end."""
+    return xxhash.xxh3_64_intdigest(piece)
+
+
+def join_checksums(sums: Iterable[int]) -> int:
+    """The checksum of a payload from those of its pieces, in order."""
+    numbers = list(sums)
+    if len(numbers) == 1:
+        return numbers[0]
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(numbers)}Q", *numbers))
 
 
 class BlockStore(Protocol):

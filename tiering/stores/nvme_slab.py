@@ -3,9 +3,10 @@
 File: superblock (4 KiB), then units. A unit is `unit_slots` slots of padded payload and, behind
 them, the table of their self-describing headers, so that one call moves neighbours together: a
 unit has 8 MiB of payload where blocks and file allow it. Write order is invalidate, payload, header
-(a header-first slab gave out wrong blocks; notes/kv.md 5d); a run up to the end of its unit takes
-its table along in the same call, behind the payload. Every header and every payload is verified on
-every read.
+(a header-first slab gave out wrong blocks; notes/kv.md 5d). A run up to the end of its unit takes its
+table along in the same call, behind the payload, and is not invalidated before: of a call that is
+cut short, the old headers lie over new payload, and their checksums tell. Every header and every
+payload is verified on every read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -160,12 +162,12 @@ class NvmeSlab:
         entries = b"".join(
             pack_header(self._store_id, slot + index, stamp) for index, stamp in enumerate(stamps)
         )
+        if last == self.unit_slots:
+            self._write_to_end(unit, first, entries, parts)
+            return
         with self._lock_of(unit):
             if self._known_table(unit)[first * ENTRY_BYTES : last * ENTRY_BYTES].any():
                 self._change_table(unit, first, bytes(len(entries)))
-            if last == self.unit_slots:
-                self._change_table(unit, first, entries, behind=parts)
-                return
         self._file.write(parts, self._payload_offset(slot))
         with self._lock_of(unit):
             self._change_table(unit, first, entries)
@@ -283,6 +285,18 @@ class NvmeSlab:
             table[:num_bytes] = pages[:num_bytes]
             self._is_known[unit] = True
         return table
+
+    def _write_to_end(
+        self, unit: int, first: int, entries: bytes, parts: Sequence[ByteArray]
+    ) -> None:
+        """Write a run that ends with its unit; if that fails, nothing in it is to be found."""
+        with self._lock_of(unit):
+            try:
+                self._change_table(unit, first, entries, behind=parts)
+            except OSError:
+                with suppress(OSError):
+                    self._change_table(unit, first, bytes(len(entries)))
+                raise
 
     def _change_table(
         self, unit: int, index: int, entries: bytes, behind: Sequence[ByteArray] = ()

@@ -16,7 +16,7 @@ from tiering.block_stamp import BlockStamp
 from tiering.stores.block_store import ByteArray
 
 KEY_SCHEME = "sha256-chain.v1"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 _DIGEST_CHARS = 16
 
 

@@ -6,12 +6,14 @@ import socket
 import time
 from collections.abc import Sequence
 
-import xxhash
-
 from tiering import frames
-from tiering.stores.block_store import ByteArray
+from tiering.stores.block_store import (
+    PIECE_BYTES,
+    ByteArray,
+    join_checksums,
+    piece_checksum,
+)
 
-_PIECE_BYTES = 512 << 10  # hashed while the core's cache still holds it
 _MAX_PARTS = 512  # of one system call (IOV_MAX is 1024)
 
 
@@ -90,12 +92,12 @@ class PeerSocket:
 
     def receive_block(self, target: ByteArray) -> int:
         """Fill an array; returns the checksum of what lies in it then."""
-        digest = xxhash.xxh3_64()
-        for start in range(0, target.nbytes, _PIECE_BYTES):
-            piece = target[start : start + _PIECE_BYTES].data
+        sums: list[int] = []
+        for start in range(0, target.nbytes, PIECE_BYTES):
+            piece = target[start : start + PIECE_BYTES].data
             self._fill(piece)
-            digest.update(piece)
-        return digest.intdigest()
+            sums.append(piece_checksum(piece))
+        return join_checksums(sums)
 
     def _exactly(self, num_bytes: int) -> bytes:
         data = bytearray(num_bytes)

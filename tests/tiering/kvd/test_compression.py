@@ -23,7 +23,7 @@ NUM_SLOTS = 16
 Eventually = Callable[[Callable[[], bool]], None]
 
 
-def start(kvd: KvdProcess, compression: str, **options: object) -> KvdClient:
+def start(kvd: KvdProcess, compression: str, **options: int) -> KvdClient:
     """A daemon that compresses, and a holder of our layout."""
     bytes_of_file = 4096 + NUM_SLOTS * (LAYOUT.block_bytes + 4096)
     kvd.start(nvme_bytes=bytes_of_file, nvme_compression=compression, **options)

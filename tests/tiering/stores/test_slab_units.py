@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,63 @@ def test_a_whole_unit_is_one_write_and_one_read(
     assert all(read_run(slab, 15, list(range(15))))
     assert calls[1:] == [f"read {unit_bytes}"]
     write_run(slab, 15, list(range(20, 35)))
-    assert calls[2:] == ["write 4096", f"write {unit_bytes}"]  # invalidated first
+    assert calls[2:] == [f"write {unit_bytes}"]
+    write_run(slab, 15, [40, 41])
+    assert calls[3:] == ["write 4096", "write 24576", "write 4096"]  # invalidated first
+
+
+class Torn(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4096, 40_960, 15 * 12_288, 15 * 12_288 + 4096])
+def test_of_a_unit_whose_writing_was_cut_short_no_wrong_block_is_read(
+    slab: NvmeSlab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
+) -> None:
+    write_run(slab, 15, list(range(15)))
+
+    def pwritev(fd: int, parts: list[memoryview], offset: int) -> int:
+        with (tmp_path / "slab").open("r+b") as file:  # past O_DIRECT
+            file.seek(offset)
+            file.write(b"".join(parts)[:num_bytes])
+        raise Torn
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", pwritev)
+        with pytest.raises(Torn):
+            write_run(slab, 15, list(range(20, 35)))
+    slab.close()
+    again = NvmeSlab(tmp_path / "slab", FILE_BYTES)
+    old, new = read_run(again, 15, list(range(15))), read_run(again, 15, list(range(20, 35)))
+    num_overwritten = -(-num_bytes // 12_288)
+    is_whole = num_bytes > 15 * 12_288
+    assert new == [is_whole] * 15
+    assert old == [not is_whole and slot >= num_overwritten for slot in range(15)]
+    again.close()
+
+
+def test_after_a_refused_write_of_a_whole_unit_it_holds_no_block(
+    slab: NvmeSlab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(slab, 15, list(range(15)))
+    real_write = os.pwritev
+
+    def pwritev(fd: int, parts: list[memoryview], offset: int) -> int:
+        if sum(part.nbytes for part in parts) > 100_000:
+            raise OSError(errno.EIO, "sick disk")
+        return real_write(fd, parts, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", pwritev)
+        with pytest.raises(OSError, match="sick"):
+            write_run(slab, 15, list(range(20, 35)))
+    write_run(slab, 29, [50])
+    slab.close()
+    again = NvmeSlab(tmp_path / "slab", FILE_BYTES)
+    found, damaged = again.scan(range(again.num_units))
+    assert damaged == []
+    assert found == {29: make_block(50)[0]}
+    again.close()
 
 
 def test_a_run_leaves_its_neighbours_in_the_unit_alone(slab: NvmeSlab) -> None:
