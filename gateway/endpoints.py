@@ -61,7 +61,12 @@ _PAGE = ("limit", "after", "order")
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", "A chat, whole or streamed", CHAT),
     Endpoint("POST", "/v1/completions", "A completion, whole or streamed", COMPLETION),
-    Endpoint("POST", "/v1/responses", "A response: text, background, streamed", RESPONSE),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        "A response: text and calls of functions, background, streamed",
+        RESPONSE,
+    ),
     Endpoint(
         "GET",
         "/v1/responses/{response_id}",
@@ -78,7 +83,7 @@ ENDPOINTS = (
         status=202,
     ),
     Endpoint("GET", "/v1/jobs", "The tenant's jobs", query=(*_PAGE, "status", "model")),
-    Endpoint("GET", "/v1/jobs/{job_id}", "A job: state, text, usage, timing"),
+    Endpoint("GET", "/v1/jobs/{job_id}", "A job: state, text, tool calls, usage, timing"),
     Endpoint("DELETE", "/v1/jobs/{job_id}", "Cancel a job"),
     Endpoint(
         "GET",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.sse import DONE, event_bytes
-from pipeline.intake.answer_text import AnswerText
+from pipeline.intake.answer_text import AnswerText, TextPiece
 from pipeline.intake.errors import InvalidField, RequestRefused, refusal_of
 from pipeline.intake.response import usage_object
+from pipeline.intake.tool_calls import ToolCall, ToolCallReader
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import FinishReason
 from pipeline.protocol.sampling import SamplingParams
@@ -21,11 +22,19 @@ class JobWriter:
     """Events `id: <index>` + `{"index", "text"}` for every token, then one with the finish reason.
 
     The last event has the index after the last token, the text that was held to the end,
-    `finish_reason` (`stop`, `length`, `cancelled`) and `usage`. A token whose text is held has the
-    text "". Events up to `after` are not sent, but must be fed: text depends on all tokens.
+    `finish_reason` (`stop`, `length`, `tool_calls`, `cancelled`) and `usage`. A token whose text is held
+    has the text "". With `reader` calls of tools are taken out of the text: the token that completes one
+    brings it, in `tool_calls`. Events up to `after` are not sent, but must be fed: text depends on all tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary, sampling: SamplingParams, after: int = -1) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        sampling: SamplingParams,
+        after: int = -1,
+        reader: ToolCallReader | None = None,
+    ) -> None:
+        self._reader = reader
         self._text = AnswerText(vocabulary, sampling.model_copy(update={"num_logprobs": None}))
         self._after = after
         self._next_index = 0
@@ -41,10 +50,15 @@ class JobWriter:
         refused = refusal_of(event.ending)
         if refused is not None and event.ending.reason is not FinishReason.CANCELLED:
             return self.fail(refused)
-        piece = self._text.finish()
+        parts = self._parts(self._text.finish())
+        reason = str(event.ending.reason)
+        if self._reader is not None:
+            parts += self._reader.finish()
+            reason = self._reader.reason(reason)
         self.is_complete = True
-        fields = {"finish_reason": str(event.ending.reason), "usage": usage_object(event.usage)}
-        return self._event("" if piece is None else piece.text, fields) + DONE
+        return (
+            self._event(parts, {"finish_reason": reason, "usage": usage_object(event.usage)}) + DONE
+        )
 
     def fail(self, error: RequestRefused) -> bytes:
         """See `gateway.sse.EventWriter`."""
@@ -54,14 +68,22 @@ class JobWriter:
         return event_bytes(error.in_stream()) + DONE
 
     def _token(self, record: TokenRecord) -> bytes:
-        piece = self._text.feed(record)
-        return self._event("" if piece is None else piece.text, {})
+        return self._event(self._parts(self._text.feed(record)), {})
 
-    def _event(self, text: str, fields: dict[str, Any]) -> bytes:
+    def _parts(self, piece: TextPiece | None) -> list[str | ToolCall]:
+        if piece is None:
+            return []
+        return [piece.text] if self._reader is None else self._reader.feed(piece.text)
+
+    def _event(self, parts: list[str | ToolCall], fields: dict[str, Any]) -> bytes:
         index = self._next_index
         self._next_index += 1
         if index <= self._after:
             return b""
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [part.as_delta() for part in parts if isinstance(part, ToolCall)]
+        if calls:
+            fields = {"tool_calls": calls, **fields}
         return event_bytes({"index": index, "text": text, **fields}, event_id=index)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Any
 
+import orjson
+
 from gateway.services import Services
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.response import ChoiceCollector, usage_object
 from pipeline.intake.run import follow_indexed
+from pipeline.intake.tool_calls import ToolRules, split_calls
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.stream import RequestStatus
 
@@ -53,6 +56,38 @@ async def text_of(services: Services, status: RequestStatus) -> str | None:
         async for _, event in events:
             collector.feed(event)
     return collector.outcome.text
+
+
+def card_of(rules: ToolRules | None) -> str:
+    """What is kept of a job beyond its tokens: how tool calls are read out of its text."""
+    return "" if rules is None else orjson.dumps(rules.kept()).decode()
+
+
+async def rules_of(services: Services, job_id: str) -> ToolRules | None:
+    """The inverse, for a job that is there. Raises `StoreUnavailable`."""
+    card = await services.client.card(job_id)
+    return None if not card else ToolRules.found(orjson.loads(card))
+
+
+async def answer_of(services: Services, status: RequestStatus) -> dict[str, Any]:
+    """What a job came to: `text`, `tool_calls` if there are any, and the `finish_reason` then.
+
+    Raises:
+        RequestUnknown: gone meanwhile.
+    """
+    text = await text_of(services, status)
+    rules = None if text is None else await rules_of(services, status.request_id)
+    if text is None or rules is None:
+        return {"text": text}
+    said, calls = split_calls(text, rules, status.request_id)
+    if not calls:
+        return {"text": said}
+    reason = status.ending.reason if status.ending is not None else None
+    return {
+        "text": said,
+        "tool_calls": [call.as_object() for call in calls],
+        "finish_reason": None if reason is None else rules.reason(str(reason), len(calls)),
+    }
 
 
 def timing_object(status: RequestStatus) -> dict[str, Any]:

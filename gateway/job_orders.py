@@ -12,6 +12,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field, SecretStr
 
 from gateway.http_errors import KeyReused
+from gateway.job_object import card_of
 from gateway.services import Services
 from gateway.settings import GatewaySettings
 from gateway.webhook_target import check_url
@@ -53,7 +54,7 @@ async def read_order(services: Services, request: Request) -> JobOrder:
         digest = "" if key is None else _digest(body)
         webhook = _webhook(body.pop("webhook", None), services.settings)
         generation = services.models.build(AnswerKind.JOB, body, caller, job_id)
-        terms = JobTerms(body_digest=digest, is_listed=True, webhook=webhook)
+        terms = JobTerms(digest, is_listed=True, webhook=webhook, card=card_of(generation.tools))
         return JobOrder(generation, terms, key is not None)
 
     return await services.read(request, build)

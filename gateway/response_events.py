@@ -1,8 +1,8 @@
 """The event stream of a response: numbered the same at every reading, so that it can be resumed.
 
-Numbers: 0 created, 1 in progress, 2 and 3 open the message, token i of the answer has 4 + i, and after
-the last token come the text that was held, and four that close. A token whose text is held sends no
-event; its number is left out.
+Numbers: 0 created, 1 in progress, then what each token brings about, which depends on the tokens before
+it and nothing else. A token that brings about nothing has a number too, which is left out. Without
+tools 2 and 3 open the message, so that token i of the answer has 4 + i.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gateway.response_object import ResponseHead, part, status_of
+from gateway.response_items import OutputItems, Step
+from gateway.response_object import ResponseHead, status_of
 from gateway.sse import event_bytes, event_stream
 from pipeline.intake.answer_text import AnswerText
 from pipeline.intake.errors import RequestRefused
@@ -33,6 +34,7 @@ class ResponseWriter:
         self._head = head
         self._text = AnswerText(vocabulary, sampling)
         self._pieces: list[str] = []
+        self._output = OutputItems(head.response_id, head.card.rules)
         self._after = after
         self._next = 0
         self._has_opened = False
@@ -66,54 +68,33 @@ class ResponseWriter:
         if self._has_opened:
             return b""
         self._has_opened = True
-        head = self._head
-        return b"".join(
-            (
-                self._event("response.in_progress", {"response": head.unfinished("in_progress")}),
-                self._event(
-                    "response.output_item.added",
-                    {"output_index": 0, "item": head.item(None, "in_progress")},
-                ),
-                self._event("response.content_part.added", self._place() | {"part": part("")}),
-            )
-        )
+        response = self._head.unfinished("in_progress")
+        opening = self._event("response.in_progress", {"response": response})
+        return opening + (b"" if self._output.has_calls else self._steps(self._output.open()))
 
     def _token(self, record: TokenRecord) -> bytes:
         piece = self._text.feed(record)
-        return self._delta("" if piece is None else piece.text)
+        return self._said("" if piece is None else piece.text)
 
-    def _delta(self, text: str) -> bytes:
+    def _said(self, text: str) -> bytes:
         self._pieces.append(text)
-        if not text:
-            self._next += 1
-            return b""
-        fields = self._place() | {"delta": text, "logprobs": []}
-        return self._event("response.output_text.delta", fields)
+        steps = self._output.feed(text)
+        self._next += not steps
+        return self._steps(steps)
 
     def _end(self, event: StreamEnded) -> bytes:
         held = self._text.finish()
-        data = self._delta("" if held is None else held.text)
-        text = "".join(self._pieces)
+        data = self._said("" if held is None else held.text)
         status = status_of(event.ending)
         self.is_complete = True
         self.has_failed = status == "failed"
-        response = self._head.ended(text, event.ending, event.usage)
-        item = self._head.item(text, "completed" if status == "completed" else "incomplete")
-        return b"".join(
-            (
-                data,
-                self._event(
-                    "response.output_text.done", self._place() | {"text": text, "logprobs": []}
-                ),
-                self._event("response.content_part.done", self._place() | {"part": part(text)}),
-                self._event("response.output_item.done", {"output_index": 0, "item": item}),
-                self._event(f"response.{status}", {"response": response}),
-            )
-        )
+        needs_item = not self._output.has_calls or status == "completed"
+        data += self._steps(self._output.finish(status, needs_item=needs_item))
+        response = self._head.ended("".join(self._pieces), event.ending, event.usage)
+        return data + self._event(f"response.{status}", {"response": response})
 
-    def _place(self) -> dict[str, Any]:
-        item_id = self._head.item(None, "")["id"]
-        return {"item_id": item_id, "output_index": 0, "content_index": 0}
+    def _steps(self, steps: list[Step]) -> bytes:
+        return b"".join([self._event(kind, fields) for kind, fields in steps])
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         number = self._next

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.response_items import output_of
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.responses_body import ResponseCard
 from pipeline.protocol.failure import Ending, FinishReason
@@ -30,20 +31,8 @@ class ResponseHead:
     def ended(self, text: str, ending: Ending, usage: RequestUsage) -> dict[str, Any]:
         """The response at its end, however it ended."""
         status = status_of(ending)
-        item = self.item(text, "completed" if status == "completed" else "incomplete")
-        output = [item] if text or status == "completed" else []
+        output = output_of(self.response_id, self.card.rules, text, status)
         return self._object(status, ending, output, usage)
-
-    def item(self, text: str | None, status: str) -> dict[str, Any]:
-        """The one message of the output; without content for None."""
-        content = [] if text is None else [part(text)]
-        return {
-            "id": f"msg_{self.response_id.removeprefix(PREFIX)}",
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
 
     def _object(
         self,
@@ -67,24 +56,19 @@ class ResponseHead:
             "metadata": card.metadata,
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": card.parallel_tool_calls,
             "previous_response_id": card.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": card.service_tier or "default",
             "store": self.is_stored,
             "temperature": card.temperature,
             "text": card.text,
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": card.tool_choice,
+            "tools": card.tools,
             "top_p": card.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
         }
-
-
-def part(text: str) -> dict[str, Any]:
-    """A piece of text of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def status_of(ending: Ending) -> str:

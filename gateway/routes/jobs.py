@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from gateway.http_errors import NotFound
 from gateway.job_events import JobWriter, resume_point
-from gateway.job_object import job_object, stream_url, text_of
+from gateway.job_object import answer_of, job_object, rules_of, stream_url
 from gateway.job_orders import REPLAYED_HEADER, JobOrder, read_order, submit_order
 from gateway.json_answer import json_answer
 from gateway.paging import page_query
@@ -23,6 +23,7 @@ from gateway.streaming import EventStreamAnswer
 from pipeline.intake.build import AnswerKind
 from pipeline.intake.errors import InvalidField
 from pipeline.intake.run import follow_indexed
+from pipeline.intake.tool_calls import ToolCallReader
 from pipeline.ledger.job_index import JobQuery
 from pipeline.protocol.request import RequestState
 from pipeline.protocol.stream import RequestStatus
@@ -72,8 +73,10 @@ def job_routes(services: Services) -> APIRouter:
         after = resume_point(
             request.headers.get("last-event-id"), request.query_params.get("starting_after")
         )
+        rules = await rules_of(services, job_id)
+        reader = None if rules is None else ToolCallReader(rules, job_id)
         vocabulary = await services.models.vocabulary(status.model)
-        writer = JobWriter(vocabulary, status.sampling, after)
+        writer = JobWriter(vocabulary, status.sampling, after, reader)
         events = follow_indexed(services.client, job_id, 0, status.sampling)
         return EventStreamAnswer(
             event_stream(events, writer),
@@ -136,7 +139,7 @@ def _query(request: Request) -> JobQuery:
 
 
 async def _answer(services: Services, status: RequestStatus) -> Response:
-    return json_answer(job_object(status) | {"text": await text_of(services, status)})
+    return json_answer(job_object(status) | await answer_of(services, status))
 
 
 async def _nothing() -> None:

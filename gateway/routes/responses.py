@@ -1,4 +1,4 @@
-"""/v1/responses, the text subset: background work, GET by id, cancel, streams that are resumed.
+"""/v1/responses, text and calls of functions: background work, GET by id, cancel, streams that are resumed.
 
 A stored response is readable for the pipeline's retention time after its end, then 404. Only a
 background response goes on without its client, and only it can be cancelled by its id.
@@ -33,6 +33,7 @@ from pipeline.intake.run import (
     follow_indexed,
     submit_all,
 )
+from pipeline.intake.tool_calls import split_calls
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import JobTerms, RequestState
@@ -95,10 +96,10 @@ async def _build(services: Services, request: Request, order: ResponseOrder) -> 
         generation = await services.build(AnswerKind.CHAT, chat, caller, answer_id)
     except RequestRefused as refused:
         raise renamed(refused) from None
-    terms = JobTerms()
+    card, terms = order.card.reading(generation.tools), JobTerms()
     if order.is_stored:
         messages = [*history, *(order.card.messages or [])]
-        card = order.card.model_copy(update={"messages": messages})
+        card = card.model_copy(update={"messages": messages})
         terms = JobTerms(card=card.encode())
     ignored = tuple(dict.fromkeys((*order.ignored, *generation.ignored)))
     return generation.as_job(terms).ignoring(ignored)
@@ -124,14 +125,19 @@ async def _history(
         raise InvalidField(place, f"{place} names a response that has not ended.")
     if card.messages is None:
         raise InvalidField(place, f"{place} names a conversation too long to be continued.")
-    return [*card.messages, {"role": "assistant", "content": text}]
+    said, calls = split_calls(text, card.rules, status.request_id)
+    answer: dict[str, Any] = {"role": "assistant", "content": said}
+    if calls:
+        answer |= {"content": said or None, "tool_calls": [call.as_object() for call in calls]}
+    return [*card.messages, answer]
 
 
 async def _run(
     services: Services, request: Request, order: ResponseOrder, generation: Generation
 ) -> Response:
+    card = order.card.reading(generation.tools)
     head = ResponseHead(
-        generation.answer_id, generation.model, generation.created_s, order.card, order.is_stored
+        generation.answer_id, generation.model, generation.created_s, card, order.is_stored
     )
     await submit_all(services.client, generation)
     if order.streams:

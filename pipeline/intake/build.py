@@ -133,7 +133,7 @@ class Intake:
         prompts = self.prompts_of(parsed)
         plan = self._plans.plan(parsed)
         if is_job:
-            _check_job(parsed, len(prompts), plan)
+            _check_job(parsed, len(prompts))
         answer_id = answer_id or f"{kind.value}-{secrets.token_hex(16)}"
         service_tier = body.get("service_tier")
         return Generation(
@@ -202,14 +202,12 @@ class Intake:
         return self._queue_deadline_s, self._total_deadline_s
 
 
-def _check_job(body: GenerationBody, num_prompts: int, plan: AnswerPlan) -> None:
+def _check_job(body: GenerationBody, num_prompts: int) -> None:
     """Refuse what the answer of a job has no place for."""
     if num_prompts * body.n > 1:
         raise InvalidField("n" if body.n > 1 else "prompt", "A job has one prompt, one answer.")
     if num_logprobs_of(body) is not None:
         raise UnsupportedField("logprobs")
-    if plan.tools is not None:
-        raise UnsupportedField("tools")
     if isinstance(body, CompletionBody) and body.echo:
         raise UnsupportedField("echo")
 

@@ -11,7 +11,7 @@ from pipeline.intake.build import AnswerKind, Generation
 from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.logprob_format import chat_logprobs, completion_logprobs
-from pipeline.intake.tool_calls import ToolCall, ToolCallReader
+from pipeline.intake.tool_calls import ToolCall, ToolCallReader, split_calls
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.protocol.sampling import SamplingParams
@@ -167,21 +167,18 @@ class AnswerShape:
     def _message(self, index: int, text: str) -> tuple[dict[str, Any], int]:
         """The assistant's message, and how many calls are in it."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if self._readers:
-            reader = self._readers[index]
-            parts = [*reader.feed(text), *reader.finish()]
-            calls = [part.as_object() for part in parts if isinstance(part, ToolCall)]
-            if calls:
-                said = "".join(part for part in parts if isinstance(part, str))
-                message |= {"content": said or None, "tool_calls": calls}
-            return message, len(calls)
-        return message, 0
+        choice_id = self._generation.requests[index].request_id
+        said, calls = split_calls(text, self._generation.tools, choice_id)
+        if calls:
+            message |= {
+                "content": said or None,
+                "tool_calls": [call.as_object() for call in calls],
+            }
+        return message, len(calls)
 
     def _reason(self, reason: str, num_calls: int) -> str:
-        """As OpenAI has it: a call that the client named ends with `stop` like any text."""
         rules = self._generation.tools
-        is_chosen = rules is not None and not rules.is_named
-        return "tool_calls" if reason == "stop" and num_calls and is_chosen else reason
+        return reason if rules is None else rules.reason(reason, num_calls)
 
     def usage_chunk(self, usages: Sequence[RequestUsage | None]) -> dict[str, Any]:
         """The chunk of `include_usage`: no choices."""

@@ -1,8 +1,9 @@
 """POST /v1/responses: the text subset, as the chat that it comes to.
 
-Supported: model, input (text, or messages of text parts), instructions, max_output_tokens, sampling,
-stream, background, store, previous_response_id, metadata, text.format. Passed over: what says
-nothing to a model of text. All else is refused.
+Supported: model, input (text, or messages of text parts, calls of functions and what these gave),
+instructions, max_output_tokens, sampling, tools that are functions, stream, background, store,
+previous_response_id, metadata, text.format. Passed over: what says nothing to a model of text. All
+else is refused.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from pipeline.intake.errors import InvalidField, RequestRefused, UnsupportedField
+from pipeline.intake.errors import InvalidField, RequestRefused
 from pipeline.intake.field_policy import IGNORED_BY_BOTH, FieldPolicy, check_metadata
+from pipeline.intake.responses_items import (
+    INPUT_SCHEMA,
+    chat_tool_choice,
+    chat_tools,
+    message,
+    messages_of,
+)
 from pipeline.intake.schemas import Strict, validate
+from pipeline.intake.tool_calls import ToolRules
 
 MAX_CARD_BYTES = 1 << 20  # of a conversation that is kept to be continued
-_PART_TYPES = ("input_text", "output_text", "text")
-_ROLES = ("system", "developer", "user", "assistant")
 # Fields of a chat that mean the same here.
 _AS_IN_CHAT = frozenset(
     {
@@ -53,15 +60,16 @@ _OWN = frozenset(
         "previous_response_id",
         "metadata",
         "text",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
     }
 )
 RESPONSE_FIELDS = FieldPolicy(
     supported=_AS_IN_CHAT | _OWN,
     ignored=(IGNORED_BY_BOTH - {"metadata", "service_tier"})
-    | {"parallel_tool_calls", "reasoning", "stream_options", "max_tool_calls"},
+    | {"reasoning", "stream_options", "max_tool_calls"},
     neutral={
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "include": ([],),
         "truncation": ("disabled",),
         "top_logprobs": (0,),
@@ -89,26 +97,53 @@ class ResponseCard(BaseModel):
     text: dict[str, Any] = {"format": {"type": "text"}}
     service_tier: str | None = None
     messages: list[dict[str, Any]] | None = []
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    tool_rules: dict[str, Any] | None = None
+
+    @property
+    def rules(self) -> ToolRules | None:
+        """How calls are read out of the answer; None: there are none."""
+        return None if self.tool_rules is None else ToolRules.found(self.tool_rules)
+
+    def reading(self, rules: ToolRules | None) -> ResponseCard:
+        """The same, where calls are read out of the answer so."""
+        return self if rules is None else self.model_copy(update={"tool_rules": rules.kept()})
 
     def encode(self) -> str:
         """For the ledger; bounded, and never the work of writing a long conversation down."""
-        num_chars = sum(len(message["content"]) for message in self.messages or ())
+        num_chars = sum(len(message["content"] or "") for message in self.messages or ())
         text = self.model_dump_json() if num_chars <= MAX_CARD_BYTES else ""
-        if text and len(text) <= MAX_CARD_BYTES:
-            return text
-        return self.model_copy(update={"messages": None}).model_dump_json()
+        cuts: list[dict[str, object]] = [{"messages": None}, {"messages": None, "tools": []}]
+        for too_much in cuts:
+            if text and len(text) <= MAX_CARD_BYTES:
+                break
+            text = self.model_copy(update=too_much).model_dump_json()
+        return text
 
 
-_TEXT = {"type": "string"}
-_PART = {"type": "object", "properties": {"type": {"enum": list(_PART_TYPES)}, "text": _TEXT}}
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "role": {"enum": list(_ROLES)},
-        "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]},
+_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}
+_TOOLS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "type": {"const": "function"},
+            "name": _NAME,
+            "description": {"type": "string"},
+            "parameters": {"type": "object"},
+            "strict": {"type": "boolean"},
+        },
+        "required": ["type", "name"],
     },
 }
-_INPUT = {"anyOf": [_TEXT, {"type": "array", "items": _MESSAGE, "minItems": 1}]}
+_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {"type": "object", "properties": {"type": {"const": "function"}, "name": _NAME}},
+    ]
+}
 
 
 class ResponseShape(BaseModel):
@@ -116,7 +151,7 @@ class ResponseShape(BaseModel):
 
     model_config = Strict
 
-    input: Annotated[Any, WithJsonSchema(_INPUT)] = None
+    input: Annotated[Any, WithJsonSchema(INPUT_SCHEMA)] = None
     instructions: str | None = None
     max_output_tokens: Annotated[Any, WithJsonSchema({"type": "integer", "minimum": 1})] = None
     background: bool = False
@@ -124,6 +159,9 @@ class ResponseShape(BaseModel):
     previous_response_id: str | None = None
     metadata: dict[str, str] = {}
     text: dict[str, Any] = {}
+    tools: Annotated[Any, WithJsonSchema(_TOOLS)] = []
+    tool_choice: Annotated[Any, WithJsonSchema(_CHOICE)] = "auto"
+    parallel_tool_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +177,7 @@ class ResponseOrder:
     def chat_body(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The chat that the model is asked."""
         card = self.card
-        first = [] if card.instructions is None else [_message("system", card.instructions)]
+        first = [] if card.instructions is None else [message("system", card.instructions)]
         return {**self.chat, "messages": [*first, *history, *(card.messages or [])]}
 
 
@@ -159,6 +197,11 @@ def parse_response(body: Mapping[str, Any]) -> ResponseOrder:
     chat = {name: value for name, value in fields.items() if name in _AS_IN_CHAT}
     if own.max_output_tokens is not None:
         chat["max_completion_tokens"] = own.max_output_tokens
+    if own.tools != []:
+        chat["tools"] = chat_tools(own.tools)
+        chat["parallel_tool_calls"] = own.parallel_tool_calls
+    if own.tools != [] or own.tool_choice not in ("none", "auto"):
+        chat["tool_choice"] = chat_tool_choice(own.tool_choice)
     text = {"format": {"type": "text"}} | own.text
     if text["format"] != {"type": "text"}:
         chat["response_format"] = _response_format(text["format"])
@@ -175,7 +218,8 @@ def parse_response(body: Mapping[str, Any]) -> ResponseOrder:
             top_p=_number_or(fields.get("top_p"), 1.0),
             text=text,
             service_tier="default" if fields.get("service_tier") else None,
-            messages=_messages(fields["input"]),
+            messages=messages_of(fields["input"]),
+            **_shown_tools(own),
         ),
         is_stored=own.store,
         streams=fields.get("stream") is True,
@@ -196,44 +240,21 @@ def renamed(refused: RequestRefused) -> RequestRefused:
         if refused.param is not None and refused.param.startswith(there):
             refused.param = here
             refused.message = refused.message.replace(there, here)
+    if refused.param is not None and refused.param.startswith("tool"):
+        refused.param = refused.param.replace(".function", "")
+        refused.message = refused.message.replace(".function", "")
     return refused
 
 
-def _messages(value: object) -> list[dict[str, Any]]:
-    if isinstance(value, str):
-        return [_message("user", value)]
-    if not isinstance(value, list) or not value:
-        raise InvalidField("input", "input must be text or a non-empty list of messages.")
-    return [_item(f"input[{rank}]", item) for rank, item in enumerate(value)]
-
-
-def _item(place: str, item: object) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise InvalidField(place, f"{place} must be an object.")
-    if item.get("type", "message") != "message":
-        raise UnsupportedField(f"{place}.type")
-    if item.get("role") not in _ROLES:
-        raise InvalidField(f"{place}.role", f"{place}.role must be one of {', '.join(_ROLES)}.")
-    return _message(item["role"], _text(f"{place}.content", item.get("content")))
-
-
-def _text(place: str, content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidField(place, f"{place} must be text or a list of text parts.")
-    texts = []
-    for rank, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") not in _PART_TYPES:
-            raise UnsupportedField(f"{place}[{rank}].type")
-        if not isinstance(part.get("text"), str):
-            raise InvalidField(f"{place}[{rank}].text", f"{place}[{rank}].text must be a string.")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _message(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}
+def _shown_tools(own: ResponseShape) -> dict[str, Any]:
+    """What the card shows; values of another type are refused with the chat."""
+    is_list = isinstance(own.tools, list) and all(isinstance(tool, dict) for tool in own.tools)
+    is_choice = isinstance(own.tool_choice, str | dict)
+    return {
+        "tools": own.tools if is_list else [],
+        "tool_choice": own.tool_choice if is_choice else "auto",
+        "parallel_tool_calls": own.parallel_tool_calls,
+    }
 
 
 def _response_format(value: object) -> object:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.intake.detokenizer import num_could_begin
-from pipeline.intake.tool_dialects import ToolDialect
+from pipeline.intake.tool_dialects import DIALECTS, ToolDialect
 
 _ID_CHARS = 24
 _BETWEEN = re.compile(r"[\s,;]*")
@@ -23,6 +23,23 @@ class ToolRules:
     dialect: ToolDialect
     names: frozenset[str]
     is_named: bool = False
+
+    def kept(self) -> dict[str, Any]:
+        """As JSON, for whoever reads the answer again."""
+        names = sorted(self.names)
+        return {"dialect": self.dialect.name, "names": names, "is_named": self.is_named}
+
+    @classmethod
+    def found(cls, kept: Mapping[str, Any]) -> ToolRules:
+        """The inverse of `kept`."""
+        return cls(DIALECTS[kept["dialect"]], frozenset(kept["names"]), kept["is_named"])
+
+    def reason(self, reason: str, num_calls: int) -> str:
+        """Of an answer that ended with `reason`, as OpenAI has it.
+
+        A call that the client named ends with `stop` like any text.
+        """
+        return "tool_calls" if reason == "stop" and num_calls and not self.is_named else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +94,10 @@ class ToolCallReader:
         if self._opening is not None:
             return self._calls(held, self._opening + held)
         return [held] if held.strip() or (held and not self.num_calls) else []
+
+    def reason(self, reason: str) -> str:
+        """See `ToolRules.reason`, at the end."""
+        return self._rules.reason(reason, self.num_calls)
 
     def _seek(self, parts: list[str | ToolCall]) -> bool:
         """Let text go up to a call; True if more text is needed."""
@@ -139,6 +160,16 @@ class ToolCallReader:
         num_chars = self._dialect.id_chars
         call_id = digest[:num_chars] if num_chars else f"call_{digest[:_ID_CHARS]}"
         return ToolCall(number, call_id, name, arguments)
+
+
+def split_calls(text: str, rules: ToolRules | None, choice_id: str) -> tuple[str, list[ToolCall]]:
+    """A whole answer as (plain text, calls)."""
+    if rules is None:
+        return text, []
+    reader = ToolCallReader(rules, choice_id)
+    parts = [*reader.feed(text), *reader.finish()]
+    said = "".join(part for part in parts if isinstance(part, str))
+    return said, [part for part in parts if isinstance(part, ToolCall)]
 
 
 def _json_text(value: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ MISTRAL = ToolDialect("mistral", "[TOOL_CALLS]", is_list=True, id_chars=9)
 LLAMA = ToolDialect(
     "llama", "<|python_tag|>", arguments_key="parameters", between="; ", is_bare=True
 )
+DIALECTS = {dialect.name: dialect for dialect in (HERMES, MISTRAL, LLAMA)}
 
 
 def find_dialect(template: str) -> ToolDialect | None:

@@ -98,6 +98,86 @@ def test_a_model_that_would_rather_chat_must_call(rig: Rig, choice: Any) -> None
     jsonschema.validate(json.loads(call.function.arguments), ARGUMENTS)
 
 
+FLAT: Any = {"type": "function"} | WEATHER["function"]
+
+
+def test_a_response_has_calls_as_items_and_goes_on_with_what_they_gave(rig: Rig) -> None:
+    with sdk(rig) as api:
+        first = api.responses.create(model="m", input="[[calls]]", tools=[FLAT])
+        again = api.responses.retrieve(first.id)
+        outputs: list[Any] = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "12 [[chats]]"}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        second = api.responses.create(
+            model="m", input=outputs, tools=[FLAT], previous_response_id=first.id
+        )
+        by_hand = [{"role": "user", "content": "[[calls]]"}, *first.output, *outputs]
+        third = api.responses.create(model="m", input=by_hand, tools=[FLAT])
+    assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+    assert first.output_text == "Let me see."
+    assert first.status == "completed"
+    assert again.output == first.output
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [{"city": "Oslo", "days": 2}] * 2
+    assert len({call.call_id for call in calls}) == 2
+    assert second.output_text == third.output_text == "No tool needed."
+    assert second.usage is not None
+    assert third.usage is not None
+    assert second.usage.input_tokens == third.usage.input_tokens, "one conversation, told twice"
+
+
+def test_a_response_with_calls_is_streamed_and_resumed(rig: Rig) -> None:
+    with sdk(rig) as api:
+        with api.responses.stream(
+            model="m", input="[[calls]]", tools=[FLAT], background=True
+        ) as stream:
+            events = list(stream)
+            final = stream.get_final_response()
+        begun = next(e for e in events if e.type == "response.output_item.added" and e.output_index)
+        with api.responses.retrieve(
+            final.id, stream=True, starting_after=begun.sequence_number
+        ) as rest:
+            resumed = list(rest)
+    done = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert [json.loads(event.arguments) for event in done] == [{"city": "Oslo", "days": 2}] * 2
+    assert [event.sequence_number for event in resumed] == [
+        event.sequence_number for event in events if event.sequence_number > begun.sequence_number
+    ]
+    last = resumed[-1]
+    assert last.type == "response.completed"
+    assert [item.type for item in last.response.output] == [item.type for item in final.output]
+
+
+def test_a_response_must_call_where_it_is_told_to(rig: Rig) -> None:
+    choice: Any = {"type": "function", "name": "weather"}
+    with sdk(rig) as api:
+        answer = api.responses.create(
+            model="m", input="[[chats]]", tools=[FLAT], tool_choice=choice, temperature=0,
+            parallel_tool_calls=False, max_output_tokens=200,
+        )  # fmt: skip
+    (call,) = answer.output
+    assert call.type == "function_call"
+    jsonschema.validate(json.loads(call.arguments), ARGUMENTS)
+    assert answer.tool_choice.model_dump() == choice  # type: ignore[union-attr]
+
+
+async def test_a_job_has_its_calls_whole_and_streamed(rig: Rig) -> None:
+    async with client(rig) as http:
+        job_id = (await http.post("/v1/jobs", json=asked("[[calls]]"))).json()["id"]
+        events = (await http.get(f"/v1/jobs/{job_id}/stream")).text.split("\n\n")
+        job = (await http.get(f"/v1/jobs/{job_id}")).json()
+    told = [json.loads(event.partition("data: ")[2]) for event in events if "id: " in event]
+    assert (job["text"], job["finish_reason"]) == ("Let me see.", "tool_calls")
+    calls = [json.loads(call["function"]["arguments"]) for call in job["tool_calls"]]
+    assert calls == [{"city": "Oslo", "days": 2}] * 2
+    streamed = [call for event in told for call in event.get("tool_calls", ())]
+    assert [call["id"] for call in streamed] == [call["id"] for call in job["tool_calls"]]
+    assert "".join(event["text"] for event in told) == "Let me see."
+    assert told[-1]["finish_reason"] == "tool_calls"
+
+
 async def test_no_tools_no_calls(rig: Rig) -> None:
     fields = {"tools": [WEATHER], "tool_choice": "none"}
     async with client(rig) as http:

@@ -9,6 +9,8 @@ import pytest
 
 from gateway.job_events import JobWriter, resume_point
 from pipeline.intake.errors import InvalidField
+from pipeline.intake.tool_calls import ToolCallReader, ToolRules
+from pipeline.intake.tool_dialects import HERMES
 from pipeline.intake.vocabulary import ByteVocabulary
 from pipeline.protocol.failure import Ending, FailureCode, FinishReason
 from pipeline.protocol.sampling import SamplingParams
@@ -68,6 +70,25 @@ def test_a_failed_job_ends_with_an_error_event() -> None:
     data = read(len(TEXT), Ending(failure=FailureCode.WORKER_LOST))
     assert data.endswith(b"data: [DONE]\n\n")
     assert b'"code":"worker_lost"' in data
+
+
+@pytest.mark.parametrize("after", [-1, 0, 30])
+def test_a_call_comes_with_the_token_that_completes_it_at_every_reading(after: int) -> None:
+    text = 'Yes.\n<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+    def events_behind(after: int) -> list[tuple[int, dict[str, Any]]]:
+        reader = ToolCallReader(ToolRules(HERMES, frozenset({"f"})), "job-1")
+        writer = JobWriter(ByteVocabulary(), SamplingParams(max_tokens=100), after, reader)
+        data = writer.feed(0, TokensArrived(0, [TokenRecord(byte) for byte in text.encode()]))
+        return events_of(data + writer.feed(0, StreamEnded(Ending(FinishReason.STOP), USAGE)))
+
+    events = events_behind(after)
+    assert events == events_behind(-1)[after + 1 :]
+    (call,) = [call for _, event in events for call in event.get("tool_calls", ())]
+    assert (call["index"], call["function"]) == (0, {"name": "f", "arguments": '{"a": 1}'})
+    if after < 0:
+        assert "".join(event["text"] for _, event in events) == "Yes."
+    assert events[-1][1]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize(
