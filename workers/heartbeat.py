@@ -11,6 +11,7 @@ import redis
 import structlog
 
 from pipeline.errors import StoreUnavailable
+from pipeline.ledger.drain_orders import DrainOrder
 from pipeline.ledger.keys import control_channel
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.scheduling.fleet import WorkerState
@@ -27,7 +28,7 @@ class Heartbeat:
 
     Celery's timers stand still while it drains, and a drain must not look like a death. `is_well`
     False means that the engine is gone: the lease is left to run out, so that others take over.
-    `on_drain` gets the limit in seconds of an ordered drain, with each beat until the worker leaves.
+    `on_drain` gets an ordered drain, with each beat until the worker leaves.
     """
 
     worker: str
@@ -37,7 +38,7 @@ class Heartbeat:
     before_beat: Callable[[], None]
     is_well: Callable[[], bool]
     on_cancelled: Callable[[str], None]
-    on_drain: Callable[[float], None]
+    on_drain: Callable[[DrainOrder], None]
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -47,8 +48,8 @@ class Heartbeat:
         told = self.ledger.beat(self.worker, self.lease_s, state_json)
         for request_id in told.cancelled:
             self.on_cancelled(request_id)
-        if told.drain_s is not None:
-            self.on_drain(told.drain_s)
+        if told.drain is not None:
+            self.on_drain(told.drain)
 
     def start(self) -> None:
         """Beat now and every second until `close`."""

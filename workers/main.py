@@ -12,6 +12,7 @@ import structlog
 from celery import signals
 
 from pipeline.errors import StoreLossy, StoreUnavailable
+from pipeline.ledger.drain_orders import DrainOrder
 from pipeline.ledger.keys import model_slug, unplaced_queue
 from pipeline.ledger.store import connect
 from pipeline.ledger.store_check import refuse_lossy_store
@@ -217,12 +218,14 @@ class Worker:
         is_prefill = self._settings.role is Role.PREFILL
         return max_waiting if is_prefill else BURST_FACTOR * max_waiting
 
-    def _on_drain(self, limit_s: float) -> None:
+    def _on_drain(self, order: DrainOrder) -> None:
         """The node is drained: end as if told by a signal, and send nothing to its other workers."""
         if self._is_draining or not self._is_consuming.is_set():
             return  # before Celery has taken the signal over it would kill; the next beat asks again
-        log.info("worker_drained", worker=self.worker_id, limit_s=limit_s)
-        self._drain_s, self._leaves_with_node, self._is_draining = limit_s, True, True
+        # By the event's name `pointsman serve` knows whether to start another.
+        event = "worker_drained_to_come_back" if order.comes_back else "worker_drained_for_good"
+        log.info(event, worker=self.worker_id, limit_s=order.limit_s)
+        self._drain_s, self._leaves_with_node, self._is_draining = order.limit_s, True, True
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _drain(self) -> None:

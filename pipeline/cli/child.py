@@ -23,7 +23,7 @@ class Part:
 
     `env` is the whole environment. `is_ready` is asked often and answers at once; it gets the
     child. Parts of a lower `stop_rank` end first, parts of the same rank together, each within
-    `drain_s` seconds of SIGTERM.
+    `drain_s` seconds of SIGTERM. One that ended and `stays_down` is not started again.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Part:
     is_ready: Callable[[Child], bool]
     stop_rank: int
     drain_s: float = 10.0
+    stays_down: Callable[[Child], bool] = lambda _: False
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class Child:
     started_s: float = 0.0
     restart_at_s: float = 0.0
     was_ready: bool = False
+    is_down: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     _log_start_bytes: int = 0
 

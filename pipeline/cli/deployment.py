@@ -7,7 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -97,7 +97,8 @@ class Deployment:
             env["POINTSMAN_MODEL_ALIASES"] = ""  # they are the first one's
         drain_s = self.options.drain_s + DRAIN_MARGIN_S
         ready = log_says("worker_ready")
-        return self._part(name, module_command("workers"), env, ready, WORKER_RANK, drain_s)
+        part = self._part(name, module_command("workers"), env, ready, WORKER_RANK, drain_s)
+        return replace(part, stays_down=log_says("worker_drained_for_good"))
 
     def gateway(self) -> Part:
         """The HTTP server; ready when it says that it could serve a request."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.cli.errors import CommandRefused
-from pipeline.ledger.drain_orders import DrainOrders
+from pipeline.ledger.drain_orders import DrainOrder, DrainOrders
 from pipeline.ledger.keys import model_slug
 from pipeline.ledger.overview import LedgerOverview
 from pipeline.ledger.store import connect
@@ -60,11 +60,11 @@ class DrainUnfinished(CommandRefused):
 
 
 def drain_node(
-    redis_url: str, node: str, limit_s: float, *, is_forced: bool, say: Callable[[str], None]
+    redis_url: str, node: str, order: DrainOrder, *, is_forced: bool, say: Callable[[str], None]
 ) -> int:
     """Order the node's workers to leave and wait until they have; how many they were.
 
-    `limit_s` is how long sequences may run on there before they are moved.
+    Where others come in their place, what runs on the only node that decodes waits for them.
 
     Raises:
         NodeUnknown: it has no workers.
@@ -83,10 +83,10 @@ def drain_node(
         others = fleet.without_node(node)
         models = {fleet.workers[name].model for name in workers}
         left = sorted(m for m in models if choose_decode(others, model_slug(m)) is None)
-        if left and not is_forced:
+        if left and not (is_forced or order.comes_back):
             raise NodeNeeded(node, tuple(left))
-        DrainOrders(client).give(workers, limit_s)
-        _wait(overview, node, workers, time.monotonic() + limit_s + MARGIN_S, say)
+        DrainOrders(client).give(workers, order)
+        _wait(overview, node, workers, time.monotonic() + order.limit_s + MARGIN_S, say)
     finally:
         client.close()
     return len(workers)

@@ -26,6 +26,7 @@ from pipeline.cli.link_test import (
 from pipeline.cli.redis_acl import AclUser, acl_file, setuser_line
 from pipeline.cli.status import as_screen, read_status
 from pipeline.errors import PipelineError
+from pipeline.ledger.drain_orders import DrainOrder
 
 _T = TypeVar("_T")
 _WIDE = 200  # columns where there is no terminal
@@ -65,15 +66,21 @@ def drain_command(
     force: Annotated[
         bool, typer.Option("--force", help="Even if no other node could go on with them.")
     ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="`pointsman serve` there starts others in their place."),
+    ] = False,
     redis_url: RedisUrl = None,
     data_dir: DataDir = None,
 ) -> None:
     """Move what runs on a node to others and let its workers end; no stream breaks.
 
+    `pointsman serve` leaves them ended until it is started again, or starts others with --restart.
     Workers that are started there later serve as usual.
     """
     url = _url(redis_url, data_dir)
-    count = _asked(lambda: drain_node(url, node, limit_s, is_forced=force, say=typer.echo))
+    order = DrainOrder(limit_s, comes_back=restart)
+    count = _asked(lambda: drain_node(url, node, order, is_forced=force, say=typer.echo))
     typer.echo(f"{node} is drained: {count} workers left")
 
 

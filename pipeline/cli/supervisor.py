@@ -27,7 +27,7 @@ class Supervisor:
 
     `lock_fd` is kept open in every child, so that the data directory stays taken until the last of
     them is gone. A part that dies after it was ready once is started again, for ever, with a delay
-    that grows from 0.5 s to 30 s.
+    that grows from 0.5 s to 30 s, unless it was told to leave.
     """
 
     def __init__(
@@ -109,11 +109,17 @@ class Supervisor:
 
     def _look_after(self, child: Child, now_s: float) -> None:
         name = child.part.name
+        if child.is_down:
+            return
         if child.process is None:
             if now_s >= child.restart_at_s:
                 self._spawn(child)
         elif not child.is_running:
+            child.is_down = child.part.stays_down(child)
             exit_code = self._reap(child)
+            if child.is_down:
+                self._screen.say(f"{name} was drained; it is down until serve is started again")
+                return
             delay_s = child.backoff.next_delay_s(now_s - child.started_s)
             child.restart_at_s = now_s + delay_s
             self._screen.say(

@@ -10,6 +10,7 @@ import msgpack
 import redis
 
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint, decode_claim
+from pipeline.ledger.drain_orders import DrainOrder
 from pipeline.ledger.messages import QueueMessage, decode_messages
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
@@ -52,11 +53,11 @@ class StepReply:
 
 
 class BeatReply(NamedTuple):
-    """Store clock in ms, request ids to stop, and the limit in s of a drain that was ordered."""
+    """Store clock in ms, request ids to stop, and the drain that was ordered."""
 
     now_ms: int
     cancelled: list[str]
-    drain_s: float | None
+    drain: DrainOrder | None
 
 
 class WorkerLedger:
@@ -184,10 +185,11 @@ class WorkerLedger:
 
     def beat(self, worker: str, lease_s: float, state_json: str) -> BeatReply:
         """Renew the worker's lease and state; what it is told to do."""
-        now_ms, cancelled, order = self._run("beat", worker, int(lease_s * 1000), state_json)
-        return BeatReply(
-            int(now_ms), [item.decode() for item in cancelled], float(order) if order else None
+        now_ms, cancelled, limit_s, comes_back = self._run(
+            "beat", worker, int(lease_s * 1000), state_json
         )
+        order = DrainOrder(float(limit_s), comes_back == b"1") if limit_s else None
+        return BeatReply(int(now_ms), [item.decode() for item in cancelled], order)
 
     def leave(self, worker: str) -> bool:
         """Strike a worker off the list; False while it still owns requests (its lease ends)."""

@@ -1,5 +1,5 @@
--- A worker's sign of life. ARGV: worker, lease ms, JSON of its state. Returns {now ms, cancelled ids, order}:
--- the order is the time limit in s of a drain, or false.
+-- A worker's sign of life. ARGV: worker, lease ms, JSON of its state. Returns {now ms, cancelled ids, order, comes back}:
+-- the order is the time limit in s of a drain, or false; 'comes back' is '1' if another shall follow it.
 local worker = ARGV[1]
 local now = now_ms()
 redis.call('SET', 'lease:' .. worker, now, 'PX', ARGV[2])
@@ -11,4 +11,5 @@ if state.queues and not state.is_draining and not state.is_stuck then
 else
   redis.call('HDEL', 'slots', worker)
 end
-return {now, redis.call('SPOP', 'cancels:' .. worker, 1000), redis.call('HGET', 'drains', worker)}
+return {now, redis.call('SPOP', 'cancels:' .. worker, 1000), redis.call('HGET', 'drains', worker),
+  redis.call('HGET', 'drains', worker .. ':comes_back')}

@@ -6,7 +6,7 @@ if redis.call('SCARD', 'running:' .. worker) > 0 then
   return 0
 end
 redis.call('HDEL', 'workers', worker)
-redis.call('HDEL', 'drains', worker)
+redis.call('HDEL', 'drains', worker, worker .. ':comes_back')
 redis.call('DEL', 'lease:' .. worker, 'cancels:' .. worker,
   'unacked.' .. worker, 'unacked_index.' .. worker, 'unacked_mutex.' .. worker)
 return 1

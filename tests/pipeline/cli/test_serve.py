@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -67,6 +68,18 @@ class Served:
         }
         url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
         return httpx.post(url, json=body, timeout=60.0, trust_env=False)
+
+    def drain(self, *options: str) -> None:
+        command = (sys.executable, "-m", "pipeline.cli.main", "drain", socket.gethostname())
+        told = subprocess.run(
+            [*command, "--data-dir", self.data_dir, *options],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert told.returncode == 0, told.stdout + told.stderr
 
     def end(self) -> int:
         if self.process.poll() is None:
@@ -132,6 +145,24 @@ def test_it_serves_restarts_what_dies_and_leaves_nothing(served: Served, data_di
     logs = "".join(path.read_text() for path in (data_dir / "logs").iterdir())
     for secret in (*secrets, PROMPT):
         assert secret not in served.output + command_lines + logs
+
+
+def test_a_drained_worker_comes_back_only_if_that_was_asked(data_dir: Path) -> None:
+    served = Served(data_dir, "--no-flower", "--workers", "both=1")
+    try:
+        served.wait_for("Pointsman is ready.")
+        answer = served.chat().json()["choices"]
+        first = served.child("workers").pid
+        served.drain("--restart")
+        served.wait_for("both-0 is ready again")
+        assert served.child("workers").pid != first
+        assert served.chat().json()["choices"] == answer
+        served.drain("--force")
+        served.wait_for("both-0 was drained; it is down until serve is started again")
+        with pytest.raises(AssertionError, match="no child"):
+            served.child("workers")
+    finally:
+        assert served.end() == 0, served.output
 
 
 def test_flower_shows_both_tasks_of_a_request_and_no_prompt(served: Served, data_dir: Path) -> None:

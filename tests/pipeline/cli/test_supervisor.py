@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -120,6 +121,18 @@ def test_a_part_that_dies_is_started_again_and_said_so(scene: Scene) -> None:
     thread.join()
     assert len(scene.pids("a")) == 2
     assert "a ended (SIGKILL); it is started again in 0.5 s" in scene.shown.getvalue()
+
+
+def test_a_part_that_was_told_to_leave_stays_down_and_the_others_run_on(scene: Scene) -> None:
+    leaving = replace(part("a", POLITE), stays_down=log_says("told to end"))
+    scene.supervisor.start([leaving, part("b", POLITE)], 10.0)
+    os.kill(scene.pids("a")[0], signal.SIGTERM)
+    os.kill(scene.pids("b")[0], signal.SIGTERM)
+    thread = signal_when(lambda: "b is ready again" in scene.shown.getvalue())
+    scene.supervisor.watch()
+    thread.join()
+    assert (len(scene.pids("a")), len(scene.pids("b"))) == (1, 2)
+    assert "a was drained; it is down until serve is started again" in scene.shown.getvalue()
 
 
 def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_last_words(

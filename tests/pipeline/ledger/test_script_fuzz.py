@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from pipeline.errors import Overloaded, RequestExists
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint
 from pipeline.ledger.client_ledger import ClientLedger
-from pipeline.ledger.drain_orders import DrainOrders
+from pipeline.ledger.drain_orders import DrainOrder, DrainOrders
 from pipeline.ledger.messages import QueueMessage
 from pipeline.ledger.store import connect, connect_async
 from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
@@ -211,9 +211,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=workers, limit_s=st.sampled_from([0.0, 5.0]))
     def drain(self, worker: str, limit_s: float) -> None:
-        DrainOrders(self.store).give([worker], limit_s)
+        order = DrainOrder(limit_s, comes_back=limit_s > 0)
+        DrainOrders(self.store).give([worker], order)
         told = self.ledger.beat(worker, 60.0, json.dumps({"queues": [], "is_draining": True}))
-        assert told.drain_s == limit_s
+        assert told.drain == order
 
     @rule(worker=workers)
     def leave(self, worker: str) -> None:
