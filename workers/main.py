@@ -132,6 +132,7 @@ class Worker:
             node=self._shared.node,
             role=self._settings.role,
             model=self._shared.served_model_name,
+            build=self._model.build,
             engine=self._shared.engine,
             model_path=str(self._shared.model.absolute()) if self._shared.model else "",
             model_aliases=split_names(self._shared.model_aliases),

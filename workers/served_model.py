@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+
 from pipeline.intake.detokenizer import StopMatcher, TextRules
 from pipeline.intake.grammar import GrammarBook
 from pipeline.intake.vocabulary import load_vocabulary
@@ -36,6 +39,8 @@ class ServedModel:
         self.engine_settings = settings.engine_settings(self.layout)
         # Workers of the same namespace can use each other's blocks.
         self.namespace = self.key_root("").hex()
+        program = f"{self.namespace} {settings.device} {_version()}"
+        self.build = hashlib.sha256(program.encode()).hexdigest()[:16]
 
     def key_root(self, tenant_salt: str, cache_salt: str = "") -> bytes:
         """Where the keys of a tenant's blocks begin."""
@@ -59,3 +64,10 @@ class ServedModel:
     def _stop_matcher(self, sequence: Sequence) -> StopMatcher | None:
         rules = TextRules.of(sequence.sampling)
         return StopMatcher(self._vocabulary, rules) if rules.stop else None
+
+
+def _version() -> str:
+    try:
+        return version("pointsman")
+    except PackageNotFoundError:  # run from a checkout
+        return ""

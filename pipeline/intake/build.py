@@ -53,7 +53,8 @@ class Generation:
     `model` is the name that was asked for, `vocabulary` the model's. Choice i of the answer is
     requests[i]; it continues prompt i // choices_per_prompt. `ignored` are the fields that were
     passed over. `echoes` are the prompts to show again, none unless asked for. `tools` says how calls
-    are read out of the text, if there may be any. `created_s` is Unix time.
+    are read out of the text, if there may be any. `fingerprint` says which weights and program answer, ""
+    if that is not known. `created_s` is Unix time.
     """
 
     answer_id: str
@@ -69,6 +70,7 @@ class Generation:
     echoes: tuple[EchoedPrompt, ...] = ()
     service_tier: str | None = None
     tools: ToolRules | None = None
+    fingerprint: str = ""
     ignored: tuple[str, ...] = field(default=())
 
     def as_job(self, terms: JobTerms) -> Generation:

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any, Protocol, TypeVar
 
 import structlog
@@ -20,6 +21,7 @@ from pipeline.intake.errors import TokenizerUnusable, UnknownModel
 from pipeline.intake.known_models import KnownModel, KnownModels
 from pipeline.intake.schemas import Strict, validate
 from pipeline.intake.vocabulary import Vocabulary
+from pipeline.ledger.keys import model_slug
 from pipeline.scheduling.fleet import Fleet
 
 log = structlog.get_logger(__name__)
@@ -129,7 +131,10 @@ class ModelCatalog:
         """See `Intake.build` of the model that the body names. Raises also what `intake` does."""
         fields = {"model": body["model"]} if body.get("model") is not None else {}
         model = validate(_Named, fields).model
-        return self.intake(model).build(kind, body, caller, answer_id)
+        intake = self.intake(model)
+        fingerprint = self._watch.known_fleet.fingerprint(model_slug(intake.model))
+        generation = intake.build(kind, body, caller, answer_id)
+        return replace(generation, fingerprint=fingerprint)
 
     async def run(self, executor: Executor, make: Callable[[], _Made]) -> _Made:
         """What `make` makes in a thread of the executor; it is called again once what it lacks is there.

@@ -238,6 +238,8 @@ class AnswerShape:
             "model": self._generation.model,
             "choices": choices,
         }
+        if self._generation.fingerprint:
+            frame["system_fingerprint"] = self._generation.fingerprint
         if self._generation.service_tier is not None:
             frame["service_tier"] = self._generation.service_tier
         return frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,6 +65,7 @@ class WorkerState(BaseModel):
     max_ahead_tokens: int = 0  # prompt tokens that may be released to it and not be computed yet
     prefill_tokens_per_s: float = 0.0  # in full steps; 0: not known yet
     peer_address: str = ""  # where other nodes pull KV blocks from; empty: nowhere
+    build: str = ""  # a digest of weights, layout and program; equal ones answer alike
     engine: str = ""
     model_path: str = (
         ""  # its directory, or the script's file, on the worker's machine; empty: none
@@ -119,6 +121,14 @@ class Fleet:
         """The workers of one model."""
         workers = {name: state for name, state in self.workers.items() if state.slug == slug}
         return Fleet(workers, self.ages_s)
+
+    def fingerprint(self, slug: str) -> str:
+        """What answers for a model now: another one where weights or program are others; "" nobody."""
+        workers = self.workers.values()
+        builds = {state.build for state in workers if state.slug == slug and state.build}
+        if not builds:
+            return ""
+        return "fp_" + hashlib.sha256(" ".join(sorted(builds)).encode()).hexdigest()[:10]
 
     @property
     def models(self) -> dict[str, str]:

@@ -161,6 +161,9 @@ async def test_c160_every_answer_names_the_model_that_was_asked_for(rig: Rig) ->
 
     assert {whole["model"], *(chunk["model"] for chunk in wire.chunks)} == {MODEL}
     assert {alias["model"], *(chunk["model"] for chunk in by_alias.chunks)} == {ALIAS}
+    answers = [whole, alias, *wire.chunks, *by_alias.chunks]
+    (fingerprint,) = {answer["system_fingerprint"] for answer in answers}
+    assert fingerprint.startswith("fp_")
     assert rig.request_fields(job["id"])["model"] == MODEL, "one model for limits and queues"
     assert (listed["id"], short["id"], short["root"]) == (MODEL, ALIAS, MODEL)
     assert_error(other, 404, code="model_not_found", param="model")

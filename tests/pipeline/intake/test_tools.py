@@ -16,7 +16,7 @@ from pipeline.intake.chat_template import CHATML, ChatTemplate
 from pipeline.intake.errors import RequestRefused
 from pipeline.intake.grammar import GrammarBook
 from pipeline.intake.response import AnswerShape, ChoiceCollector
-from pipeline.intake.tool_calls import ToolCall, ToolCallReader
+from pipeline.intake.tool_calls import ToolCall, ToolCallReader, ToolRules
 from pipeline.intake.vocabulary import ByteVocabulary
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.protocol.stream import RequestUsage, StreamEnded, TokensArrived
@@ -289,7 +289,8 @@ def test_a_stream_brings_text_as_it_comes_and_calls_whole() -> None:
     assert sum(len(one.content or ()) for one in scored if one is not None) == len(text)
 
 
-def test_a_job_has_no_place_for_calls() -> None:
-    with pytest.raises(RequestRefused) as caught:
-        intake().build(AnswerKind.JOB, {"model": "m", "messages": [USER], "tools": BOTH}, Caller())
-    assert caught.value.param == "tools"
+def test_a_job_may_call_too() -> None:
+    body = {"model": "m", "messages": [USER], "tools": BOTH}
+    generation = intake().build(AnswerKind.JOB, body, Caller())
+    assert generation.tools is not None
+    assert ToolRules.found(generation.tools.kept()) == generation.tools
