@@ -1,4 +1,4 @@
-"""Cases C164, C166, C168: clients in the versions that people have, each in an environment of its own."""
+"""Cases C079, C164, C166, C168: clients in the versions that people have, each in an environment of its own."""
 
 from __future__ import annotations
 
@@ -56,3 +56,9 @@ def test_c168_the_llm_command_chats_and_streams(
     env = {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "unused"}
     for arguments in (("-m", "ours"), ("-m", "ours", "--no-stream"), ("-m", "raw")):
         assert run(llm, "prompt", *arguments, "hi", **env).strip() == "Hello, world!"
+
+
+def test_c079_aiohttp_keeps_its_connections_for_two_minutes(rig: Rig, make_venv: MakeVenv) -> None:
+    python = make_venv("aiohttp>=3.13,<4")
+    script = HERE / "aiohttp_script.py"
+    assert run(python, script, f"{rig.base_url}/v1", "24", limit_s=300) == "4 connections\n"
