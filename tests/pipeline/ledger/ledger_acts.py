@@ -10,11 +10,13 @@ from pipeline.ledger.admission import AdmissionLimits
 from pipeline.protocol.request import JobTerms, Priority, Request
 from pipeline.protocol.sampling import SamplingParams
 
+MODELS = ("m", "n")
 # name -> (role, queues, places)
 WORKERS: dict[str, tuple[str, list[str], int]] = {
     "p": ("prefill", ["prefill.m"], 2),
     "d": ("decode", ["decode.m.a"], 2),
     "b": ("both", ["prefill.m", "decode.m.b"], 9),
+    "n": ("both", ["prefill.n", "decode.n.a"], 2),
 }
 LIMITS = AdmissionLimits(
     max_waiting=8, max_waiting_tokens=60, max_open_per_tenant=7, max_open_per_model=11
@@ -24,6 +26,7 @@ STRANGE = ["", "r1", "unknown", "r1 ", "request:r1", "é\n\x00", "x" * 300]
 ids = st.sampled_from([*range(4)] * 8 + STRANGE)
 workers = st.sampled_from([*WORKERS, *WORKERS, "ghost"])
 QUEUES = ["prefill.m", "decode.m.a", "decode.m.b"]
+# Of model m; `of_model` names another one's.
 queues = st.sampled_from([*QUEUES, *QUEUES, "unplaced.m", "decode.m.nobody"])
 usually = st.sampled_from([True, True, True, False])
 written = st.tuples(
@@ -40,11 +43,19 @@ acts = st.lists(
 )
 
 
-def request_of(name: str, limit_s: float, num_prompt: int, max_tokens: int, **more: Any) -> Request:
-    """A request of model m whose deadlines are one limit, and twice it."""
+def of_model(model: str, queue: str) -> str:
+    """The same queue of a model; of m if it is none."""
+    kind, _, *node = queue.split(".")
+    return ".".join([kind, model or "m", *node])
+
+
+def request_of(
+    name: str, limit_s: float, num_prompt: int, max_tokens: int, model: str = "m", **more: Any
+) -> Request:
+    """A request whose deadlines are one limit, and twice it."""
     return Request(
         name,
-        "m",
+        model,
         [1] * num_prompt,
         SamplingParams(max_tokens=max_tokens),
         queue_deadline_s=limit_s,
@@ -55,6 +66,7 @@ def request_of(name: str, limit_s: float, num_prompt: int, max_tokens: int, **mo
 
 terms = st.fixed_dictionaries(
     {
+        "model": st.sampled_from(["m", "m", "n"]),
         "limit_s": st.sampled_from([60.0, 60.0, 60.0, 0.001]),
         "num_prompt": st.integers(1, 12),
         "max_tokens": st.sampled_from([0, 1, 8, 1_000]),

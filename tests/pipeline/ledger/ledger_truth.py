@@ -84,7 +84,7 @@ class LedgerTruth:
 
     def _misplaced(self) -> Iterator[str]:
         places = self._places()
-        on_trial = self.members("trials").get("m", set())
+        on_trial = set().union(*self.members("trials").values())
         for name in places.keys() - self.requests.keys():
             yield f"{name} is nowhere but in {places[name]}"
         for name, fields in self.requests.items():
@@ -106,8 +106,11 @@ class LedgerTruth:
             yield f"deadlines: {self.members('deadlines')}, open: {open_ids}"
         indexed: dict[str, set[str]] = defaultdict(set)
         for name in open_ids:
-            for kind in ("tenant", "model"):
-                indexed[f"{kind}:{self.requests[name][kind]}"].add(name)
+            fields = self.requests[name]
+            indexed[f"tenant:{fields['tenant']}"].add(name)
+            indexed[f"model:{fields['model']}"].add(name)
+            if model_of(fields) != fields["model"]:
+                yield f"{name} of {fields['model']} is in {fields['queue']}"
         if self.members("open") != indexed:
             yield f"open: {self.members('open')}, not {dict(indexed)}"
         for name in self.members("dead_letters").get("", set()):
@@ -121,42 +124,47 @@ class LedgerTruth:
             tenants[queue_and_lane].add(tenant)
         if self.members("lines") != tenants:
             yield f"lines: {self.members('lines')}, tenants in line: {dict(tenants)}"
-        queues = {rest.rpartition(":")[0] for rest in tenants}
-        if self.members("held_queues").get("m", set()) != queues:
-            yield f"held_queues: {self.members('held_queues')}, queues with lines: {queues}"
+        queues: dict[str, set[str]] = defaultdict(set)
+        for rest in tenants:
+            queue = rest.rpartition(":")[0]
+            queues[queue.split(".")[1]].add(queue)
+        if self.members("held_queues") != queues:
+            yield f"held_queues: {self.members('held_queues')}, queues with lines: {dict(queues)}"
 
     def _counts_that_lie(self) -> Iterator[str]:
-        held = self.members("held").get("m", set())
-        owed, ahead, num_held = 0, Counter[str](), Counter[str]()
+        held = self.members("held")
+        owed, ahead, num_held = (Counter[tuple[str, str]]() for _ in range(3))
         for name in self.open_ids():
             fields = self.requests[name]
-            tokens = int(fields.get("owed", 0))
-            owed += tokens
+            model, tokens = fields["model"], int(fields.get("owed", 0))
+            owed[model, ""] += tokens
             if "ahead" in fields:
-                ahead[fields["ahead"]] += tokens
-            num_held[fields["priority"]] += name in held
-        for word, expected in (
-            ("owed_tokens", +Counter({"": owed})),
-            ("ahead", +ahead),
-            ("num_held", +num_held),
-        ):
+                ahead[model, fields["ahead"]] += tokens
+            num_held[model, fields["priority"]] += name in held.get(model, set())
+        for word, expected in (("owed_tokens", +owed), ("ahead", +ahead), ("num_held", +num_held)):
             if self._counted(word) != expected:
                 yield f"{word}: {self._counted(word)}, not {expected}"
 
-    def _counted(self, word: str) -> Counter[str]:
-        """Sums of all counters with this first word, without zeros: by field of a hash, or one."""
-        sums: Counter[str] = Counter()
+    def _counted(self, word: str) -> Counter[tuple[str, str]]:
+        """Counters with this first word, without zeros, by (model, field of a hash)."""
+        counts: Counter[tuple[str, str]] = Counter()
         for name, value in self.values.items():
-            if name.partition(":")[0] == word:
+            first, _, model = name.partition(":")
+            if first == word:
                 fields = _texts(value) if isinstance(value, dict) else {"": value.decode()}
-                sums.update({field: int(count) for field, count in fields.items()})
-        return Counter({field: count for field, count in sums.items() if count})
+                counts.update({(model, field): int(count) for field, count in fields.items()})
+        return Counter({key: count for key, count in counts.items() if count})
+
+
+def model_of(fields: dict[str, str]) -> str:
+    """Whose queue a request stands in, or stood in last."""
+    return fields["queue"].split(".")[1]
 
 
 def _waits(fields: dict[str, str], *, may_be_on_trial: bool) -> Iterator[list[str]]:
     """The sets of keys in which a queued request may stand; in one of them exactly."""
     queue, waiting = fields["queue"], f"waiting:{fields['queue']}"
-    if queue == "unplaced.m":
+    if queue.startswith("unplaced."):
         yield [waiting]
         return
     if "lane" in fields:
@@ -167,7 +175,11 @@ def _waits(fields: dict[str, str], *, may_be_on_trial: bool) -> Iterator[list[st
     if "trial" in fields and may_be_on_trial:
         yield [waiting]
     if "begun" not in fields:
-        yield [waiting, "held:m", f"line:{queue}:{fields['priority']}:{fields['tenant']}"]
+        yield [
+            waiting,
+            f"held:{model_of(fields)}",
+            f"line:{queue}:{fields['priority']}:{fields['tenant']}",
+        ]
 
 
 def _texts(fields: dict[bytes, bytes]) -> dict[str, str]:

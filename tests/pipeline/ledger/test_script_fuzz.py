@@ -29,6 +29,7 @@ from tests.pipeline.ledger.ledger_acts import (
     WORKERS,
     acts,
     ids,
+    of_model,
     queues,
     request_of,
     terms,
@@ -89,6 +90,10 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         return found[name % len(found)] if found else "r1"
 
+    def queue_of(self, name: str, queue: str) -> str:
+        """The queue, but of the request's model."""
+        return of_model(self.field(name, "model"), queue)
+
     def tell_places(self, worker: str, **fields: object) -> None:
         role, served, places = WORKERS.get(worker, ("both", [], 1))
         state = {"role": role, "queues": served, "capacity": places}
@@ -114,6 +119,7 @@ class LedgerMachine(RuleBasedStateMachine):
         request = request_of(name, **terms)
         is_known = bool(self.store.exists(f"request:{name}"))
         try:
+            queue = of_model(request.model, queue)
             self.sent(self.runner.run(self.gateway.submit(request, queue, "gateway:g", rate)))
             answer = "taken"
         except RequestExists:
@@ -176,6 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
         state, owner = self.field(name, "state"), self.field(name, "owner")
         worker = owner or worker
         attempt = self.attempt_of(name) + shift
+        queue = self.queue_of(name, queue)
         messages = self.ledger.hand_over(name, worker, attempt, queue, TailHint(attempt, 3))
         assert (messages is not None) == (state == "running" and not shift)
         self.sent(messages)
@@ -192,7 +199,7 @@ class LedgerMachine(RuleBasedStateMachine):
         name = self.aimed(name, "running")
         owner = self.field(name, "owner")
         worker = owner if is_right and owner else worker
-        messages = self.ledger.give_back(name, worker, queue)
+        messages = self.ledger.give_back(name, worker, self.queue_of(name, queue))
         assert messages is None or worker == owner
         self.sent(messages)
 
@@ -242,7 +249,8 @@ class LedgerMachine(RuleBasedStateMachine):
                             self.ledger.claim(name, worker, served), ClaimRefusal
                         ) or self.field(name, "state") in {"running", "cancelled"}
             elif act == "on":
-                self.sent(self.ledger.hand_over(name, owner, attempt, "decode.m.a", None))
+                queue = self.queue_of(name, "decode.m.a")
+                self.sent(self.ledger.hand_over(name, owner, attempt, queue, None))
             elif owner:
                 write = LogWrite(name, attempt, len(log), self.number(), act, 0)
                 reply = self.ledger.write_step(owner, [write])
@@ -269,7 +277,7 @@ class LedgerMachine(RuleBasedStateMachine):
         guilty = self.ledger.convict(worker)
         assert guilty is None or guilty in owned
         for name in owned:
-            self.sent(self.ledger.requeue_lost(name, worker, queue))
+            self.sent(self.ledger.requeue_lost(name, worker, self.queue_of(name, queue)))
         assert not self.store.exists(f"running:{worker}")
         assert self.ledger.leave(worker)
         self.tell_places(worker)
@@ -279,13 +287,14 @@ class LedgerMachine(RuleBasedStateMachine):
     def requeue_without_cause(self, name: int | str, worker: str, queue: str) -> None:
         name = self.aimed(name, "running")
         is_alive = self.store.exists(f"lease:{worker}")
-        messages = self.ledger.requeue_lost(name, worker, queue)
+        messages = self.ledger.requeue_lost(name, worker, self.queue_of(name, queue))
         assert not (is_alive and messages)
         self.sent(messages)
 
     @rule(name=ids, from_queue=queues, to_queue=queues)
     def place(self, name: int | str, from_queue: str, to_queue: str) -> None:
         name = self.aimed(name, "queued")
+        from_queue, to_queue = (self.queue_of(name, queue) for queue in (from_queue, to_queue))
         self.sent(self.ledger.place(name, from_queue, to_queue))
 
     @rule(name=ids, is_gateway=st.booleans())
@@ -308,7 +317,7 @@ class LedgerMachine(RuleBasedStateMachine):
         name = self.aimed(name, "failed")
         state = self.field(name, "state")
         has_prompt = self.store.hexists(f"request:{name}", "prompt")
-        messages = self.ledger.revive(name, queue, 600)
+        messages = self.ledger.revive(name, self.queue_of(name, queue), 600)
         assert (messages is not None) == (state == "failed" and has_prompt)
         if messages is not None:
             self.ended.pop(name, None)
@@ -326,17 +335,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self) -> None:
         self.sent(self.ledger.release())
         truth = LedgerTruth(self.store)
-        held = truth.members("held").get("m", set())
-        if held != truth.open_ids():
-            return
-        served = {
-            queue
-            for worker, (_, served, _) in WORKERS.items()
-            if self.store.hexists("slots", worker) and self.places_of(worker)
-            for queue in served
-        }
-        waiting_for = {truth.requests[name]["queue"] for name in held}
-        assert not waiting_for & served, "nobody runs, and somebody waits"
+        for model, held in truth.members("held").items():
+            if held != truth.members("open")[f"model:{model}"]:
+                continue
+            served = {
+                queue
+                for worker, (_, served, _) in WORKERS.items()
+                if self.store.hexists("slots", worker) and self.places_of(worker)
+                for queue in served
+            }
+            waiting_for = {truth.requests[name]["queue"] for name in held}
+            assert not waiting_for & served, "nobody runs, and somebody waits"
 
     def places_of(self, worker: str) -> int:
         beat = self.store.hget("workers", worker)
