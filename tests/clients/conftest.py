@@ -14,16 +14,25 @@ import pytest
 
 from tests.flow.rig import Rig
 from tests.flow.wire import script, write_book
+from tests.pipeline.intake.tool_templates import HERMES
 
 MakeVenv = Callable[..., Path]
-BOOK = {"slow": script(*[f"{number} " for number in range(20)], token_delay_ms=10)}
+BOOK = {
+    "slow": script(*[f"{number} " for number in range(20)], token_delay_ms=10),
+    "warm": script("It is ", "warm."),
+    "calls": script("<tool_call>\n", '{"name": "weather", ', '"arguments": {}}', "\n</tool_call>"),
+}
 
 
 @pytest.fixture(scope="session")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A prefill and a decode worker with scripted answers; the model is called `m`."""
     folder = tmp_path_factory.mktemp("clients")
-    rig = Rig(folder, engine="script", model=write_book(folder, BOOK, context_tokens=4096))
+    template = folder / "tools.jinja"
+    template.write_text(HERMES)
+    book = write_book(folder, BOOK, context_tokens=4096)
+    env = {"POINTSMAN_CHAT_TEMPLATE": str(template)}
+    rig = Rig(folder, engine="script", model=book, env=env)
     try:
         yield rig.start()
     finally:

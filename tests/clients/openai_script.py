@@ -139,6 +139,34 @@ async def responses(c: Caller) -> None:
     await c.raises(openai.NotFoundError, retrieve, response_id=answer.id)
 
 
+async def tools(c: Caller) -> None:
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    asking: Any = [{"role": "user", "content": "[[calls]]"}]
+    chat_fields: dict[str, Any] = {
+        "model": MODEL, "messages": asking, "tools": [{"type": "function", "function": function}],
+    }  # fmt: skip
+    create = c.client.chat.completions.create
+    answer = await c.call(create, **chat_fields)
+    (call,) = answer.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {})
+    assert answer.choices[0].finish_reason == "tool_calls"
+    chunks = await c.items(await c.call(create, stream=True, **chat_fields))
+    streamed = [made for chunk in chunks for made in chunk.choices[0].delta.tool_calls or ()]
+    assert [made.function.arguments for made in streamed] == [call.function.arguments]
+
+    respond = c.client.responses.create
+    fields: dict[str, Any] = {"model": MODEL, "tools": [{"type": "function", **function}]}
+    response = await c.call(respond, input="[[calls]]", **fields)
+    (item,) = response.output
+    assert (item.type, item.name, item.arguments) == ("function_call", "weather", "{}")
+    events = await c.items(await c.call(respond, input="[[calls]]", stream=True, **fields))
+    done = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert [event.arguments for event in done] == ["{}"]
+    output = {"type": "function_call_output", "call_id": item.call_id, "output": "[[warm]]"}
+    later = await c.call(respond, input=[output], previous_response_id=response.id, **fields)
+    assert later.output_text == "It is warm."
+
+
 async def errors(c: Caller) -> None:
     create = c.client.chat.completions.create
     unknown = await c.raises(openai.NotFoundError, create, model="nope", messages=MESSAGES)
@@ -183,7 +211,7 @@ def twice_of(options: dict[str, Any]) -> Any:
     return {"headers": options["extra_headers"]}
 
 
-ALL = (models, chat, completions, files_and_batches, responses, errors)
+ALL = (models, chat, completions, files_and_batches, responses, tools, errors)
 
 
 async def main(base_url: str, kind: str) -> None:

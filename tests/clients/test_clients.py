@@ -36,7 +36,7 @@ def test_c164_openai_python_does_it_all(
     python = make_venv(f"openai=={version}")
     script = HERE / "openai_script.py"
     said = run(python, "-W", "error", script, f"{rig.base_url}/v1", kind)
-    assert said == f"openai {version} {kind}: 6 parts\n"
+    assert said == f"openai {version} {kind}: 7 parts\n"
 
 
 def test_c168_langchain_and_litellm_read_every_answer(rig: Rig, make_venv: MakeVenv) -> None:
