@@ -141,7 +141,7 @@ class TransferCost:
         best = max((run for run in runs if run.num_tokens), key=saved_s)
         load_s, compute_s = self.load_s(best), best.num_tokens / prefill_tokens_per_s
         if load_s < compute_s:
-            limit_s = _limit_s(load_s)
+            limit_s = _limit_s(load_s, compute_s)
             return Choice(best.num_tokens, LoadReason.FASTER, limit_s, load_s, compute_s)
         per_token_s = (load_s - self.fixed_s) / best.num_tokens
         is_slow = per_token_s * prefill_tokens_per_s >= 1
@@ -149,6 +149,11 @@ class TransferCost:
         return Choice(0, reason, 0.0, load_s, compute_s)
 
 
-def _limit_s(predicted_s: float) -> float:
-    """A load that takes this long is late: a few times its prediction, and time for a hiccup."""
-    return max(_SLACK * predicted_s, _LEAST_SLACK_S)
+def _limit_s(load_s: float, compute_s: float) -> float:
+    """A load that takes this long is late: a few times its prediction, and time for a hiccup.
+
+    And at least as long as computing would take: who gives up before that throws away what would
+    come in a moment, who waits no longer loses at most as much again. Only a store that hangs is
+    not waited for beyond the limit of an unmeasured one.
+    """
+    return max(_SLACK * load_s, _LEAST_SLACK_S, min(compute_s, _UNMEASURED_LIMIT_S))

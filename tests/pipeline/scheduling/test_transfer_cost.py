@@ -95,6 +95,12 @@ def test_the_deadline_of_a_load_follows_from_its_prediction() -> None:
     assert cost.choose(Run(100, 0), 1000, NOW_S).limit_s == pytest.approx(0.15)
 
 
+def test_a_load_is_waited_for_as_long_as_computing_would_take() -> None:
+    cost = measured()
+    assert cost.choose(Run(1000, 0), 1000, NOW_S).limit_s == pytest.approx(1.0)
+    assert cost.choose(Run(5000, 0), 1000, NOW_S).limit_s == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(("policy", "num_tokens"), [(LoadPolicy.ALWAYS, 10), (LoadPolicy.NEVER, 0)])
 def test_settings_can_take_the_decision(policy: LoadPolicy, num_tokens: int) -> None:
     choice = TransferCost(TOKEN_BYTES, policy).choose(Run(10, 0), 1e9, NOW_S)
