@@ -22,11 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.bench.tier_rig import CACHE, Daemon, TierEngine, random_tokens, real_model
+from tests.bench.tier_rig import CACHE, Daemon, TierEngine, random_tokens, real_model, use_threads
 from workers.settings import EngineSettings
 
 BLOCK_TOKENS = 16
@@ -102,7 +100,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         seconds, engines, num_blocks = play(
             real_model(), Path(folder), options.sessions, options.turns

@@ -10,7 +10,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Read when torch is loaded, and set by the worker's root too: OpenMP threads that wait by spinning take
+# the core that kvd and the mover need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import numpy as np
+import torch
 
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.scheduling.transfer_cost import LoadPolicy
@@ -37,6 +42,11 @@ def real_model() -> Path:
     directory = CACHE / "smollm2"
     convert(packaged_gguf(), directory, lambda *_: None)
     return directory
+
+
+def use_threads(count: int) -> None:
+    """How many of them the model computes with."""
+    torch.set_num_threads(count)
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

@@ -15,12 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pipeline.scheduling.transfer_cost import LoadPolicy
-from tests.bench.tier_rig import CACHE, Daemon, TierEngine, random_tokens, real_model
+from tests.bench.tier_rig import CACHE, Daemon, TierEngine, random_tokens, real_model, use_threads
 from workers.settings import EngineSettings
 
 PROMPT_TOKENS = 1500
@@ -73,7 +71,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         times = run(real_model(), Path(folder), options.dtype, options.rounds)
     middle = {source: statistics.median(values) for source, values in times.items()}
