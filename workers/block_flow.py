@@ -59,11 +59,15 @@ class BlockFlow:
             return
         if run.needs_scoring or not run.sequence.uses_cache:
             return
-        keys = run.reusable_keys(self._block_tokens)
-        keys = keys[len(self._blocks.match(keys)) :]
-        run.prefetch = PrefetchJob(keys, prefill_tokens_per_s)
-        if keys:
-            self._mover.prefetch(run.prefetch)
+        run.prefetch = PrefetchJob(run.reusable_keys(self._block_tokens))
+        self.foresee(run.prefetch, prefill_tokens_per_s)
+
+    def foresee(self, job: PrefetchJob, prefill_tokens_per_s: float) -> None:
+        """The same for blocks by their keys; what HBM has is taken out of the job."""
+        job.keys = job.keys[len(self._blocks.match(job.keys)) :]
+        job.prefill_tokens_per_s = prefill_tokens_per_s
+        if job.keys and self._mover.is_enabled:
+            self._mover.prefetch(job)
 
     def begin_load(self, run: SequenceRun, prefill_tokens_per_s: float) -> bool:
         """Ask the tiers for what HBM lacked of an admitted run; False if there is nothing to ask.

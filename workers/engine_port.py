@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.protocol.failure import Ending
-from workers.kv_jobs import LoadJob, StoreJob
+from workers.kv_jobs import LoadJob, PrefetchJob, StoreJob
 from workers.sequence import Sequence, StepOutput
 
 
@@ -59,4 +59,4 @@ class ForgetCached:
     done: threading.Event
 
 
-Command = Submit | Cancel | ForgetCached | LoadJob | StoreJob
+Command = Submit | Cancel | ForgetCached | LoadJob | StoreJob | PrefetchJob

@@ -31,6 +31,7 @@ from workers.engine_pool import EnginePool, install_safe_qos
 from workers.engine_stats import tier_loads
 from workers.heartbeat import ControlListener, Heartbeat
 from workers.kv_mover import KvMover, NoCache
+from workers.look_ahead import LookAhead
 from workers.node_daemon import NodeDaemon
 from workers.peer_book import PeerBook
 from workers.request_desk import RequestDesk
@@ -102,6 +103,7 @@ class Worker:
             self.worker_id, connect(shared.redis_url), self._engine.cancel
         )
         self._upkeep = self._links.upkeep()
+        self._look_ahead = self._make_look_ahead()
         self._reporter = (
             self._daemon.reporter(shared.node, self._links.board()) if self._daemon else None
         )
@@ -118,6 +120,10 @@ class Worker:
             return NoCache()
         max_pending_blocks = max(32, self._model.engine_settings.num_blocks // 4)
         return self._daemon.mover(max_pending_blocks, self._settings.loads)
+
+    def _make_look_ahead(self) -> LookAhead:
+        model, ledger = self._model, self._links.ledger()
+        return LookAhead(self._queues, ledger, self._engine, model.engine_settings, model.key_root)
 
     def _check_engine(self) -> None:
         self._canary.look(time.monotonic())
@@ -175,6 +181,7 @@ class Worker:
         self._heartbeat.start()
         if self._reporter is not None:
             self._reporter.start()
+            self._look_ahead.start()
         self._upkeep.start()
         threading.Thread(target=self._watch_engine, name="watchdog", daemon=True).start()
         return self._consume()
@@ -238,6 +245,7 @@ class Worker:
         if left:
             self._desk.give_back(left, self._queue_elsewhere())
         self._upkeep.close()
+        self._look_ahead.close()
         if self._reporter is not None:
             self._reporter.close()
         self._control.close()

@@ -22,7 +22,7 @@ from workers.engine_port import (
     Submit,
 )
 from workers.engine_stats import EngineStats, StepMeter
-from workers.kv_jobs import KvMover, LoadJob, StoreJob
+from workers.kv_jobs import KvMover, LoadJob, PrefetchJob, StoreJob
 from workers.model import ModelRunner
 from workers.run_book import RunBook
 from workers.scheduler import Scheduler
@@ -110,6 +110,10 @@ class Engine:
         attempt: None ends all attempts. silent: no output (a stale attempt has nothing to say).
         """
         self._send(Cancel(request_id, attempt, ending or CANCELLED, silent))
+
+    def foresee(self, job: PrefetchJob) -> None:
+        """Have the tiers bring up what HBM lacks of somebody's blocks who is not here yet. Any thread."""
+        self._send(job)
 
     def forget_cached(self) -> threading.Event:
         """Empty the HBM prefix cache before the next step; the event is set when it is done."""
@@ -203,6 +207,8 @@ class Engine:
                 done.set()
             case LoadJob() | StoreJob():
                 self._book.finish_move(command)
+            case PrefetchJob():
+                self._flow.foresee(command, self._meter.prefill_rate.per_s)
 
     def _step(self, chunks: list[ScheduledChunk]) -> None:
         started_s = time.perf_counter()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack
 import redis
+from pydantic import ValidationError
 
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint, decode_claim
 from pipeline.ledger.drain_orders import DrainOrder
@@ -15,6 +17,8 @@ from pipeline.ledger.messages import QueueMessage, decode_messages
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.failure import FailureCode
+from pipeline.protocol.request import unpack_tokens
+from pipeline.protocol.sampling import SamplingParams
 
 RETRY_PAUSE_S = 1.0
 
@@ -50,6 +54,15 @@ class StepReply:
     stale: list[tuple[str, int]]
     short: list[str]
     messages: list[QueueMessage]
+
+
+class WaitingRequest(NamedTuple):
+    """A request that no worker has, as far as its cached blocks are concerned."""
+
+    request_id: str
+    prompt_tokens: list[int]
+    sampling: SamplingParams
+    tenant_salt: str
 
 
 class BeatReply(NamedTuple):
@@ -98,6 +111,23 @@ class WorkerLedger:
         """Own a queued request, or learn why not."""
         reply = self._run("claim", request_id, worker, self._retention_s, *queues)
         return decode_claim(request_id, reply)
+
+    def next_in_line(self, queues: Sequence[str], count: int) -> list[WaitingRequest]:
+        """Who goes next on these queues, `count` at most, as far as that is known. Changes nothing.
+
+        What another build wrote and we cannot read is left out.
+        """
+        reply = self._run("next_in_line", count, *queues)
+        waiting = []
+        for request_id, prompt, sampling_json, salt in zip(*[iter(reply)] * 4, strict=True):
+            with suppress(ValidationError):
+                sampling = SamplingParams.model_validate_json(sampling_json)
+                waiting.append(
+                    WaitingRequest(
+                        request_id.decode(), unpack_tokens(prompt), sampling, salt.decode()
+                    )
+                )
+        return waiting
 
     def write_step(self, worker: str, writes: Sequence[LogWrite]) -> StepReply:
         """Append to logs, publish, end requests, collect cancellations; repeatable."""

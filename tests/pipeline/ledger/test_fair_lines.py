@@ -238,3 +238,24 @@ async def test_a_draining_worker_gets_nothing(line: Line) -> None:
     assert line.sent == []
     line.beat(4)
     assert [message.request_id for message in line.ledger.release()] == ["r1"]
+
+
+async def test_who_goes_next_is_told_in_the_order_in_which_they_go(line: Line) -> None:
+    line.beat(1)
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("a4", "a"), ("b1", "b")):
+        await line.submit(name, tenant)
+    await line.submit("high", "b", priority=Priority.HIGH)
+    line.start("a1")
+
+    def told(count: int) -> list[str]:
+        return [each.request_id for each in line.ledger.next_in_line([QUEUE, "decode.a"], count)]
+
+    assert told(9) == ["high", "a2", "a3", "b1", "a4"], "high and a2 are released, the others held"
+    assert told(2) == ["high", "a2"]
+    (first,) = line.ledger.next_in_line([QUEUE], 1)
+    assert (first.prompt_tokens, first.sampling.max_tokens) == ([1] * 4, 4)
+    await line.gateway.cancel("high")
+    assert told(9) == ["a2", "a3", "b1", "a4"]
+    assert line.ledger.next_in_line(["decode.a"], 9) == []
+    line.client.hset("request:a3", "sampling", '{"of": "another build"}')
+    assert told(9) == ["a2", "b1", "a4"]
