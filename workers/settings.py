@@ -71,7 +71,9 @@ class WorkerSettings(BaseSettings):
     max_batch_sequences: int = Field(default=64, ge=1)
     max_batch_tokens: int = Field(default=512, ge=2)
     max_waiting: int = Field(default=4, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
+        default="auto", description="int8: bfloat16 with products in int8; workers agree on it"
+    )
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int | None = Field(default=None, ge=1)
     step_delay_ms: float = Field(default=0.0, ge=0.0)

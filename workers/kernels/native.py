@@ -19,7 +19,10 @@ _PANEL_COLUMNS = 32
 _HALF_PANEL = _PANEL_COLUMNS // 2
 _MAX_HEAD_DIM = 256
 _BLOCK_MULTIPLE = 16
-_RUN_ELEMENTS = 16 << 20
+_RUN_BYTES = 32 << 20
+_INT8_INPUTS = 64  # as many inputs of a row share a scale (kGroupInputs of cpp/int8.h)
+_INT8_ZERO = 128
+_INT8_ROWS_AT_ONCE = 4096
 
 
 def why_not_native(head_dim: int, block_tokens: int, widths: tuple[int, ...]) -> str | None:
@@ -36,23 +39,27 @@ def why_not_native(head_dim: int, block_tokens: int, widths: tuple[int, ...]) ->
 
 
 class NativeOperators:
-    """See the port. Uses as many threads as torch is set to."""
+    """See the port. Uses as many threads as torch is set to.
 
-    name = "native-1"
+    With `int8_weights` products are of int8: weights with a scale per output, inputs with one for
+    each 64 of a row. Embeddings, norms, KV and attention stay as they are.
+    """
+
     dtype = torch.bfloat16
     batch_invariant = True
     device = torch.device("cpu")
     block_multiple = _BLOCK_MULTIPLE
     num_spare_blocks = 0
 
-    def __init__(self) -> None:
+    def __init__(self, *, int8_weights: bool = False) -> None:
         """Builds the library where this machine has none yet.
 
         Raises:
             NativeKernelsMissing: this machine cannot run it; the reason is in the error.
         """
+        self.name = "native-1-int8" if int8_weights else "native-1"
         self._machine = Machine()
-        self._memory = _WeightMemory()
+        self._packer = _Packer(int8_weights=int8_weights)
 
     def embedding(self, table: torch.Tensor) -> NativeEmbedding:
         """See the port."""
@@ -60,7 +67,7 @@ class NativeOperators:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:
         """See the port."""
-        return NativeLinear(self._machine, self._memory, weight, bias)
+        return NativeLinear(self._machine, self._packer, weight, bias)
 
     def head(self, weight: torch.Tensor) -> NativeLinear:
         """See the port."""
@@ -70,7 +77,7 @@ class NativeOperators:
         self, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> NativeGatedLinear:
         """See the port."""
-        return NativeGatedLinear(self._machine, self._memory, weight, bias)
+        return NativeGatedLinear(self._machine, self._packer, weight, bias)
 
     def rms_norm(self, weight: torch.Tensor, eps: float) -> NativeRmsNorm:
         """See the port."""
@@ -113,48 +120,69 @@ class NativeEmbedding:
         self._machine.run(Kind.EMBED, self._fields, num_rows, source, target)
 
 
-class _WeightMemory:
-    """Large runs of memory for packed weights. numpy asks the kernel to map them in huge pages.
+class _Packer:
+    """Packs weights into panels of 32 columns, in large runs of memory.
 
-    That makes reading them 8 to 15 % faster than one allocation per weight (measured).
+    numpy asks the kernel to map these in huge pages, which makes reading them 8 to 15 % faster than one
+    allocation per weight (measured).
     """
 
-    def __init__(self) -> None:
-        self._free = np.empty(0, dtype=np.uint16)
+    def __init__(self, *, int8_weights: bool) -> None:
+        self._int8_weights = int8_weights
+        self._free = np.empty(0, dtype=np.uint8)
 
-    def copy_of(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` (bfloat16) in memory of this kind, contiguous."""
-        num_elements = values.numel()
-        if num_elements > len(self._free):
-            self._free = np.empty(max(num_elements, _RUN_ELEMENTS), dtype=np.uint16)
-        taken, self._free = np.split(self._free, [-(-num_elements // 32) * 32])
-        target = torch.from_numpy(taken)[:num_elements].view(torch.bfloat16).view(values.shape)
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, num_columns: int
+    ) -> _PackedWeight:
+        """`weight` (rows, inputs), of which the first `num_columns` rows are real.
+
+        Raises:
+            ValueError: an odd number of inputs.
+        """
+        num_inputs = weight.shape[1]
+        if num_inputs % 2:
+            raise ValueError(f"a native product has an even number of inputs, not {num_inputs}")
+        scales = None
+        if self._int8_weights:
+            whole, scales = _rounded(_padded(weight, _PANEL_COLUMNS))
+            panels = whole.view(-1, _PANEL_COLUMNS, whole.shape[1] // 4, 4).permute(0, 2, 1, 3)
+        else:
+            rows = _padded(weight.to(torch.bfloat16), _PANEL_COLUMNS)
+            panels = rows.view(-1, _PANEL_COLUMNS, num_inputs // 2, 2).permute(0, 2, 1, 3)
+        padded_bias = None if bias is None else _padded(bias.float(), _PANEL_COLUMNS)
+        return _PackedWeight(self._copy_of(panels), padded_bias, scales, num_inputs, num_columns)
+
+    def _copy_of(self, values: torch.Tensor) -> torch.Tensor:
+        num_bytes = values.numel() * values.element_size()
+        if num_bytes > len(self._free):
+            self._free = np.empty(max(num_bytes, _RUN_BYTES), dtype=np.uint8)
+        taken, self._free = np.split(self._free, [-(-num_bytes // 64) * 64])
+        target = torch.from_numpy(taken)[:num_bytes].view(values.dtype).view(values.shape)
         return target.copy_(values)
 
 
 class _PackedWeight:
-    """A weight in panels of 32 columns, [panel][pair of inputs][32][2]."""
+    """A weight in panels of 32 columns.
+
+    bfloat16 [panel][pair of inputs][32][2] or, with scales of all columns, uint8 [panel][four of
+    inputs][32][4].
+    """
 
     def __init__(
         self,
-        memory: _WeightMemory,
-        weight: torch.Tensor,
+        panels: torch.Tensor,
         bias: torch.Tensor | None,
+        scales: torch.Tensor | None,
+        num_inputs: int,
         num_columns: int,
     ) -> None:
-        num_inputs = weight.shape[1]
-        if num_inputs % 2:
-            raise ValueError(f"a native product has an even number of inputs, not {num_inputs}")
-        rows = _padded(weight.to(torch.bfloat16), _PANEL_COLUMNS)
-        pairs = rows.view(-1, _PANEL_COLUMNS, num_inputs // 2, 2)
-        panels = memory.copy_of(pairs.permute(0, 2, 1, 3))
-        padded_bias = None if bias is None else _padded(bias.float(), _PANEL_COLUMNS)
-        self._owned = (panels, padded_bias)  # the memory that the fields name
+        self._owned = (panels, bias, scales)  # the memory that the fields name
         self.fields = Weight(
             num_inputs=num_inputs,
             num_columns=num_columns,
             panels=panels.data_ptr(),
-            bias=None if padded_bias is None else padded_bias.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            scales=None if scales is None else scales.data_ptr(),
         )
         self.num_inputs = num_inputs
 
@@ -165,13 +193,13 @@ class NativeLinear:
     def __init__(
         self,
         machine: Machine,
-        memory: _WeightMemory,
+        packer: _Packer,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
         self._machine = machine
         self._num_columns = weight.shape[0]
-        self._weight = _PackedWeight(memory, weight, bias, self._num_columns)
+        self._weight = packer.pack(weight, bias, self._num_columns)
 
     def __call__(self, inputs: torch.Tensor, out: torch.Tensor) -> None:
         """See the port."""
@@ -194,14 +222,14 @@ class NativeGatedLinear:
     def __init__(
         self,
         machine: Machine,
-        memory: _WeightMemory,
+        packer: _Packer,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
         self._machine = machine
         self._num_middle = weight.shape[0] // 2
         own_bias = None if bias is None else _interleave(bias)
-        self._weight = _PackedWeight(memory, _interleave(weight), own_bias, 2 * self._num_middle)
+        self._weight = packer.pack(_interleave(weight), own_bias, 2 * self._num_middle)
 
     def __call__(self, inputs: torch.Tensor, out: torch.Tensor) -> None:
         """See the port."""
@@ -282,6 +310,21 @@ def _interleave(rows: torch.Tensor) -> torch.Tensor:
     gates, ups = (_padded(half, _HALF_PANEL) for half in rows.chunk(2))
     shape = (-1, _HALF_PANEL, *rows.shape[1:])
     return torch.stack((gates.view(shape), ups.view(shape)), dim=1).flatten(0, 2)
+
+
+def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as whole numbers plus 128, their inputs filled up to whole groups; float32 scales."""
+    num_rows, num_inputs = rows.shape
+    width = -(-num_inputs // _INT8_INPUTS) * _INT8_INPUTS
+    whole = torch.full((num_rows, width), _INT8_ZERO, dtype=torch.uint8)
+    scales = torch.empty(num_rows)
+    for start in range(0, num_rows, _INT8_ROWS_AT_ONCE):
+        span = slice(start, start + _INT8_ROWS_AT_ONCE)
+        values = rows[span].float()
+        scales[span] = values.abs().amax(dim=1) / 127
+        parts = values / scales[span, None].clamp(min=torch.finfo(torch.float32).tiny)
+        whole[span, :num_inputs] = (parts.round() + _INT8_ZERO).to(torch.uint8)
+    return whole, scales
 
 
 def _padded(rows: torch.Tensor, multiple: int) -> torch.Tensor:

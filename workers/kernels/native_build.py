@@ -30,13 +30,17 @@ _FLAGS = [
     "-mavx512vl",
     "-mavx512dq",
     "-mavx512bf16",
+    "-mavx512vnni",
     "-mfma",
     "-shared",
     "-fPIC",
     "-pthread",
     "-w",
 ]
-_NEEDED_CPU_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}
+_NEEDED_CPU_FLAGS = {
+    *("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"),
+    *("avx512_vnni", "fma"),
+}
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_LIMIT_S = 300
 

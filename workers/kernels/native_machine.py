@@ -44,6 +44,7 @@ class Weight(ctypes.Structure):
         ("num_columns", _INT),
         ("panels", _POINTER),
         ("bias", _POINTER),
+        ("scales", _POINTER),
     )
 
 

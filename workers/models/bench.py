@@ -19,7 +19,7 @@ from workers.hbm_pool import ByteArray, HostPool
 from workers.model import Float32Array, Int64Array, ModelRunner, StepBatch
 from workers.models.load import load_runner
 
-FORMS = ("auto", "bfloat16", "float32", "reference-bfloat16")
+FORMS = ("auto", "int8", "bfloat16", "float32", "reference-bfloat16")
 _STEPS_PER_ROUND = 5  # of decode
 
 
@@ -208,7 +208,7 @@ def main() -> int:
 
     torch.set_num_threads(options.threads)
     forms = options.forms.split(",")
-    runners = [_runner_of(form, options.model) for form in forms]
+    runners = [runner_of(form, options.model) for form in forms]
     for load, of_load in zip(LOADS, measure(runners, options.rounds), strict=True):
         medians = [statistics.median(rounds) for rounds in of_load]
         shown = ", ".join(
@@ -219,7 +219,8 @@ def main() -> int:
     return 0
 
 
-def _runner_of(form: str, model: Path) -> ModelRunner:
+def runner_of(form: str, model: Path) -> ModelRunner:
+    """An engine of one of FORMS."""
     from workers.kernels.reference import ReferenceOperators  # noqa: PLC0415  # loads torch
     from workers.models.torch_runner import TorchRunner  # noqa: PLC0415
 

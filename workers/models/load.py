@@ -25,7 +25,7 @@ def load_runner(
     """The engine called `engine`, ready for `make_pool`.
 
     `model` is a Hugging Face directory for torch and a script book for script (the built-in book
-    without one); digest has none. `dtype` is torch's: "float32", "bfloat16", or "auto", which is
+    without one); digest has none. `dtype` is torch's: "float32", "bfloat16", "int8", or "auto", which is
     bfloat16 on a GPU and where the native operators run, and float32 elsewhere; so is `device`, "cpu"
     or "cuda". `step_delay_ms` is digest's.
 

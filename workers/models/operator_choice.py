@@ -20,7 +20,7 @@ from workers.models.model_facts import ModelFacts
 
 log = structlog.get_logger(__name__)
 
-EngineDtype = Literal["auto", "float32", "bfloat16"]
+EngineDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
 
 def choose_operators(
@@ -29,7 +29,8 @@ def choose_operators(
     """The fastest form that computes in `dtype` on `device` ("cpu" or "cuda").
 
     "auto" is bfloat16 where the native form runs, else float32: without it bfloat16 is slower and
-    no batch gives the same bytes as another. On a GPU it is bfloat16.
+    no batch gives the same bytes as another. On a GPU it is bfloat16. "int8" is bfloat16 with
+    products in int8, which the native form alone knows.
 
     Raises:
         ModelRefused: `dtype` is no type of the torch engine or of the device, or the device's
@@ -45,13 +46,15 @@ def choose_operators(
         return ReferenceOperators(torch.float32)
     reason = why_not_native(facts.head_dim, block_tokens, facts.product_widths) or why_not_here()
     if reason is None:
-        return NativeOperators()
+        return NativeOperators(int8_weights=dtype == "int8")
+    if dtype == "int8":
+        raise ModelRefused(facts.name, f"int8 needs the native kernels: {reason}")
     log.warning("native_kernels_not_used", model=facts.name, reason=reason)
     return ReferenceOperators(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
 
 
 def _cuda_operators(facts: ModelFacts, block_tokens: int, dtype: str) -> Operators:
-    if dtype == "float32":
+    if dtype in ("float32", "int8"):
         raise ModelRefused(facts.name, "on a GPU it runs in bfloat16 only")
     flash = find_flash()
     if flash is None:

@@ -73,6 +73,8 @@ def _open_modules(
 ) -> _Opened:
     from workers.models.modules import ModulesDecoder, ModulesModel  # noqa: PLC0415  # seconds
 
+    if dtype == "int8":
+        raise ModelRefused(model.name, "int8 is for the compact decoder alone")
     # Without our own products no batch has the bytes of another in bfloat16: "auto" avoids it.
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
@@ -100,7 +102,7 @@ class TorchRunner:
     ) -> None:
         """Read the model into memory.
 
-        `dtype` is "float32", "bfloat16" or "auto", `device` "cpu" or "cuda" (see
+        `dtype` is "float32", "bfloat16", "int8" or "auto", `device` "cpu" or "cuda" (see
         `choose_operators`); `operators`, where given, decide instead.
 
         Raises:

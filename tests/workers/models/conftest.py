@@ -50,7 +50,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
-EXACT_ENGINES = ["digest", "script", "torch-float32", "torch-auto", "modules-auto"]
+EXACT_ENGINES = ["digest", "script", "torch-float32", "torch-auto", "torch-int8", "modules-auto"]
 
 
 @pytest.fixture(params=EXACT_ENGINES)

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "int8.h"
 #include "panel.h"
 #include "thread_pool.h"
 
@@ -43,13 +44,15 @@ struct Gate {
 };
 
 // Panels of 32 columns over num_inputs, zeros after num_columns; float32 bias of all panels, or
-// null. A gated layer counts gates and gated values as columns.
-// Mirrored field by field in native.py, as Norm and Table are.
+// null. With float32 `scales` of all columns the panels are int8 (see int8.h), else bf16. A gated
+// layer counts gates and gated values as columns.
+// Mirrored field by field in native_machine.py, as Norm and Table are.
 struct Weight {
   int64_t num_inputs;
   int64_t num_columns;
-  const bf16* panels;
+  const void* panels;
   const float* bias;
+  const float* scales;
 };
 
 // Sums of some rows over one panel, from its bias on. A function of its own: inlined, the constants
@@ -68,55 +71,75 @@ __attribute__((noinline)) void sum_rows(const bf16* rows, int64_t num_inputs, co
   }
 }
 
-// Groups [first_group, end_group) of rows, all of nearly equal size, times one panel.
-template <typename Finish>
-void multiply_panel(const Weight& weight, int64_t num_rows, const bf16* inputs,
-                    const Finish& finish, int64_t panel, int64_t first_group, int64_t end_group) {
-  const int64_t num_inputs = weight.num_inputs;
-  const int64_t num_groups = (num_rows + kMaxRows - 1) / kMaxRows;
-  const bf16* pairs = weight.panels + panel * num_inputs * kPanelColumns;
-  const float* bias = weight.bias ? weight.bias + panel * kPanelColumns : nullptr;
-  const int64_t column = panel * kPanelColumns;
-  for (int64_t group = first_group; group < end_group; ++group) {
-    const int64_t first = num_rows * group / num_groups;
-    const int64_t end = num_rows * (group + 1) / num_groups;
-    const bf16* rows = inputs + first * num_inputs;
-    with_rows(static_cast<int>(end - first), [&]<int Rows>() {
-      __m512 sums[Rows][2];
-      if (group == first_group) {
-        sum_rows<Rows, true>(rows, num_inputs, pairs, bias, sums);
-      } else {
-        sum_rows<Rows, false>(rows, num_inputs, pairs, bias, sums);
-      }
-      for (int row = 0; row < Rows; ++row) {
-        finish(first + row, column, weight.num_columns - column, sums[row][0], sums[row][1]);
-      }
-    });
-  }
-}
-
-// Calls finish for each row of `inputs`, bf16 [num_rows][num_inputs], and each panel. Rows are taken
-// in blocks that stay in a core's own cache while the panels pass.
-template <typename Finish>
-void multiply(const Weight& weight, int64_t num_rows, const bf16* inputs, const Finish& finish) {
-  if (num_rows == 0) return;
+// Calls sum.template operator()<Rows, Streams>(first row, panel, sums), then finish for each row, for
+// each panel and each group of at most 12 rows; groups are of nearly equal size. `row_bytes`: of a
+// row's inputs. Rows are taken in blocks that stay in a core's own cache while the panels pass.
+template <typename Sum, typename Finish>
+void for_each_panel(int64_t num_columns, int64_t num_rows, int64_t row_bytes, const Sum& sum,
+                    const Finish& finish) {
   constexpr int64_t kBlockBytes = 256 << 10;
-  const int64_t group_bytes = kMaxRows * weight.num_inputs * static_cast<int64_t>(sizeof(bf16));
-  const int64_t num_groups = (num_rows + kMaxRows - 1) / kMaxRows;
-  const int64_t groups_per_block = std::max<int64_t>(1, kBlockBytes / group_bytes);
-  const int64_t num_blocks = (num_groups + groups_per_block - 1) / groups_per_block;
-  const int64_t num_panels = (weight.num_columns + kPanelColumns - 1) / kPanelColumns;
+  const RowGroups groups(num_rows);
+  const int64_t groups_per_block = std::max<int64_t>(1, kBlockBytes / (kMaxRows * row_bytes));
+  const int64_t num_blocks = (groups.count + groups_per_block - 1) / groups_per_block;
+  const int64_t num_panels = (num_columns + kPanelColumns - 1) / kPanelColumns;
   ThreadPool& pool = ThreadPool::instance();
   const int64_t panels_per_task = std::max<int64_t>(1, num_panels / (16 * pool.num_threads()));
   const int64_t tasks_per_block = (num_panels + panels_per_task - 1) / panels_per_task;
+  const auto run_group = [&](int64_t panel, int64_t group, bool is_first) {
+    const int64_t first = groups.first(group);
+    const int64_t column = panel * kPanelColumns;
+    with_rows(static_cast<int>(groups.first(group + 1) - first), [&]<int Rows>() {
+      __m512 sums[Rows][2];
+      if (is_first) {  // the panel comes from memory
+        sum.template operator()<Rows, true>(first, panel, sums);
+      } else {
+        sum.template operator()<Rows, false>(first, panel, sums);
+      }
+      for (int row = 0; row < Rows; ++row) {
+        finish(first + row, column, num_columns - column, sums[row][0], sums[row][1]);
+      }
+    });
+  };
   pool.run(num_blocks * tasks_per_block, [&](int64_t task) {
     const int64_t block = task / tasks_per_block, share = task % tasks_per_block;
+    const int64_t first = groups.count * block / num_blocks;
+    const int64_t end = groups.count * (block + 1) / num_blocks;
     const int64_t last = std::min(num_panels, (share + 1) * panels_per_task);
     for (int64_t panel = share * panels_per_task; panel < last; ++panel) {
-      multiply_panel(weight, num_rows, inputs, finish, panel, num_groups * block / num_blocks,
-                     num_groups * (block + 1) / num_blocks);
+      for (int64_t group = first; group < end; ++group) run_group(panel, group, group == first);
     }
   });
+}
+
+// Calls finish for each row of `inputs`, bf16 [num_rows][num_inputs], and each panel.
+template <typename Finish>
+void multiply(const Weight& weight, int64_t num_rows, const bf16* inputs, const Finish& finish) {
+  if (num_rows == 0) return;
+  const int64_t num_inputs = weight.num_inputs;
+  const auto bias_of = [&](int64_t panel) {
+    return weight.bias ? weight.bias + panel * kPanelColumns : nullptr;
+  };
+  if (weight.scales) {
+    const Int8Rows rows = round_rows(inputs, num_rows, num_inputs);
+    const int64_t width = rows.num_groups * kGroupInputs;
+    const auto* panels = static_cast<const uint8_t*>(weight.panels);
+    for_each_panel(
+        weight.num_columns, num_rows, width,
+        [&]<int Rows, bool Streams>(int64_t first, int64_t panel, __m512 (&sums)[Rows][2]) {
+          sum_int8_rows<Rows, Streams>(rows, first, panels + panel * width * kPanelColumns,
+                                       weight.scales + panel * kPanelColumns, bias_of(panel), sums);
+        },
+        finish);
+    return;
+  }
+  const auto* panels = static_cast<const bf16*>(weight.panels);
+  for_each_panel(
+      weight.num_columns, num_rows, num_inputs * static_cast<int64_t>(sizeof(bf16)),
+      [&]<int Rows, bool Streams>(int64_t first, int64_t panel, __m512 (&sums)[Rows][2]) {
+        sum_rows<Rows, Streams>(inputs + first * num_inputs, num_inputs,
+                                panels + panel * num_inputs * kPanelColumns, bias_of(panel), sums);
+      },
+      finish);
 }
 
 struct Norm {

@@ -13,6 +13,16 @@ namespace pointsman {
 constexpr int kPanelColumns = 32;
 constexpr int kMaxRows = 12;  // 24 of the 32 registers hold sums
 
+// Rows in groups of at most kMaxRows, all of nearly equal size.
+struct RowGroups {
+  explicit RowGroups(int64_t of_rows)
+      : num_rows(of_rows), count((of_rows + kMaxRows - 1) / kMaxRows) {}
+
+  int64_t num_rows;
+  int64_t count;
+  int64_t first(int64_t group) const { return num_rows * group / count; }
+};
+
 template <int Rows, bool Streams = false>
 inline __attribute__((always_inline)) void add_products(const bf16* rows, int64_t row_stride,
                                                         const bf16* panel, int64_t num_pairs,
