@@ -1,7 +1,8 @@
 """Our engine against others: same model, same prompts, one run in which they take turns.
 
 `python tests/bench/engine.py --peers llama.cpp,openvino,transformers,vllm [--json]`. The last line is
-{"ratios": {"llama.cpp@8": ours over the peer's best configuration, output tokens/s, ...}}.
+{"ratios": {"llama.cpp@8": our best over the peer's best configuration, output tokens/s, ...},
+"of_bfloat16": {the same of ours without int8}}.
 
 Peers live in environments of their own under the cache directory, made by this script from PyPI,
 unless this Python has them. Shared machines: believe the ratios, not the figures.
@@ -57,6 +58,7 @@ PEERS = {
         without=("torchvision", "torchaudio", "torchcodec"),  # built for another torch
     ),
 }
+OUR_FORMS = ("bfloat16", "int8")
 QUANTISATION = {
     "bf16": (GGMLQuantizationType.BF16, LlamaFileType.MOSTLY_BF16),
     "f16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
@@ -155,12 +157,15 @@ def start(python: Path, engine: str, label: str, model: Path, threads: int) -> C
             env=environment,
             cwd=ROOT,
         )
-    return Contestant(engine, label, process, log)
+    return Contestant(engine.partition(":")[0], label, process, log)
 
 
 def contestants(names: list[str], directory: Path, threads: int) -> list[Contestant]:
     """Ours and all configurations of the peers."""
-    started = [start(Path(sys.executable), "ours", "ours", directory, threads)]
+    python = Path(sys.executable)
+    started = [
+        start(python, f"ours:{form}", f"ours {form}", directory, threads) for form in OUR_FORMS
+    ]
     for name in names:
         if name not in PEERS:
             sys.stderr.write(f"{name}: not driven: unknown\n")
@@ -188,30 +193,33 @@ def prompts_of(round_number: int, count: int) -> list[list[int]]:
     return prompts
 
 
-def ratios(running: list[Contestant]) -> dict[str, float]:
-    """Ours over each peer's best, medians."""
-    result = {}
-    ours = running[0]
-    for name in dict.fromkeys(each.peer for each in running[1:]):
-        for concurrency, own in ours.tokens_per_s.items():
-            best = max(
-                statistics.median(each.tokens_per_s[concurrency])
-                for each in running
-                if each.peer == name
-            )
-            result[f"{name}@{concurrency}"] = round(statistics.median(own) / best, 2)
-    return result
+def ratios(ours: list[Contestant], peers: list[Contestant]) -> dict[str, float]:
+    """The best of ours over each peer's best, medians."""
+
+    def best(of: list[Contestant], level: int) -> float:
+        return max(statistics.median(each.tokens_per_s[level]) for each in of)
+
+    return {
+        f"{name}@{level}": round(
+            best(ours, level) / best([each for each in peers if each.peer == name], level), 2
+        )
+        for name in dict.fromkeys(each.peer for each in peers)
+        for level in ours[0].tokens_per_s
+    }
 
 
-def warms_up(each: Contestant) -> bool:
-    """Run one request that does not count; False, with the reason said, if it cannot.
+def warms_up(each: Contestant, levels: list[int]) -> bool:
+    """Run a load of each level that does not count; False, with the reason said, if it cannot.
+
+    Some engines compile for a size of batch when they first meet it.
 
     Raises:
         RuntimeError: it is ours.
         OSError: likewise.
     """
     try:
-        each.run(prompts_of(-1, 1), 1)
+        for level in levels:
+            each.run(prompts_of(-1, level), level)
     except (RuntimeError, OSError) as error:
         if each.peer == "ours":
             raise
@@ -237,7 +245,7 @@ def main() -> int:
     started = contestants(options.peers.split(","), directory, options.threads)
     levels = [int(level) for level in options.concurrency.split(",")]
     try:
-        running = [each for each in started if warms_up(each)]
+        running = [each for each in started if warms_up(each, levels)]
         for round_number in range(options.rounds):
             for level in levels:
                 prompts = prompts_of(100 * round_number + level, NUM_PROMPTS.get(level, level))
@@ -253,7 +261,14 @@ def main() -> int:
             sys.stdout.write(
                 f"{each.label:22} c={level:<3} {rate:8.1f} tokens/s  ttft {ttft_ms:8.0f} ms\n"
             )
-    sys.stdout.write(json.dumps({"load": os.getloadavg()[0], "ratios": ratios(running)}) + "\n")
+    ours = [each for each in running if each.peer == "ours"]
+    peers = [each for each in running if each.peer != "ours"]
+    result = {
+        "load": os.getloadavg()[0],
+        "ratios": ratios(ours, peers),
+        "of_bfloat16": ratios([each for each in ours if "int8" not in each.label], peers),
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
     return 0
 
 

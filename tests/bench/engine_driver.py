@@ -1,6 +1,6 @@
 """One engine in a process of its own: reads loads from stdin, a JSON line each, answers with times.
 
-`python engine_driver.py ENGINE MODEL THREADS`. Runs in the engine's own environment, so it imports
+`python engine_driver.py ENGINE MODEL THREADS`, ours as `ours:DTYPE`. Runs in the engine's own environment, so it imports
 nothing of ours unless the engine is ours.
 
 A load is {"prompts": [[id, ...], ...], "num_tokens": n, "concurrency": c}; the answer
@@ -36,7 +36,7 @@ class Driver(Protocol):
 class Ours:
     """The engine thread of a worker, without gateway and queue."""
 
-    def __init__(self, model: Path, num_threads: int) -> None:
+    def __init__(self, model: Path, num_threads: int, dtype: str) -> None:
         import torch
 
         torch.set_num_threads(num_threads)
@@ -45,7 +45,7 @@ class Ours:
         from workers.settings import EngineSettings
         from workers.step_loop import Engine
 
-        runner = load_runner("torch", model, dtype="auto")
+        runner = load_runner("torch", model, dtype=dtype)
         settings = EngineSettings(num_blocks=1024, max_batch_tokens=1024, prefix_cache=False)
         self._sink = _Sink()
         self._engine = Engine(runner, settings, NoCache(), self._sink, lambda _: None)
@@ -335,7 +335,8 @@ def main() -> int:
     engine, model, threads = sys.argv[1:]
     answers = sys.stdout
     sys.stdout = sys.stderr  # libraries talk
-    driver: Driver = DRIVERS[engine.partition(":")[0]](Path(model), int(threads))
+    name, _, form = engine.partition(":")
+    driver: Driver = DRIVERS[name](Path(model), int(threads), *([form] if form else []))
     for line in sys.stdin:
         load = json.loads(line)
         began_s = time.perf_counter()
