@@ -23,8 +23,8 @@ Float64Array = npt.NDArray[np.float64]
 GREEDY_TEMPERATURE = 1e-6  # up to here, dividing by the temperature would only overflow
 LEAST_LOGPROB = -9999.0  # stands for zero probability; infinity is no JSON number
 _ROUNDED_OFF = 0.999  # bounds are widened by more than float32 sums lose
-_SLICE_VALUES = 1 << 19  # rows are worked on in slices of about this many logits
 _CDF_BLOCK = 256  # a CDF over blocks of so many tokens, and one within the block that is hit
+_COLUMNS_PER_WANTED, _FEWEST_COLUMNS, _FEWEST_ROWS = 8, 128, 16
 _UNIT = 2.0**-53
 
 
@@ -135,39 +135,26 @@ def _sample_plain(
 ) -> None:
     """Sample the rows numbered `plain` over the whole vocabulary, in place of their token ids."""
     vocab_size = logits.shape[1]
-    num_blocks = -(-vocab_size // _CDF_BLOCK)
-    slice_rows = max(1, _SLICE_VALUES // vocab_size)
-    for start in range(0, len(plain), slice_rows):
-        numbers = np.array(plain[start : start + slice_rows])
-        chosen = [rows[number] for number in numbers]
-        blocks = np.zeros((len(numbers), num_blocks, _CDF_BLOCK), dtype=np.float32)
-        weights = blocks.reshape(len(numbers), -1)[:, :vocab_size]
-        np.subtract(logits[numbers], peaks[numbers, None], out=weights)
-        weights /= np.array([[row.sampling.temperature] for row in chosen], dtype=np.float32)
-        np.exp(weights, out=weights)
-        min_shares = [[row.sampling.min_p] for row in chosen]
-        if any(share for (share,) in min_shares):
-            weights[weights < np.array(min_shares, dtype=np.float32)] = 0
-        uniforms = np.array([uniform(row.sampling.seed, row.index) for row in chosen])
-        token_ids[numbers] = _find_in_blocks(blocks, uniforms)
+    blocks = np.zeros((-(-vocab_size // _CDF_BLOCK), _CDF_BLOCK), dtype=np.float32)
+    weights = blocks.reshape(-1)[:vocab_size]
+    for number in plain:  # one by one: a row and its weights stay in the core's own cache
+        sampling = rows[number].sampling
+        _weigh(logits[number], peaks[number], sampling.temperature, weights)
+        if sampling.min_p:
+            weights[weights < np.float32(sampling.min_p)] = 0
+        token_ids[number] = _find_in_blocks(blocks, uniform(sampling.seed, rows[number].index))
 
 
-def _find_in_blocks(blocks: Float32Array, uniforms: Float64Array) -> list[int]:
-    """Where each row's CDF passes its number: the block first, then the place in it.
-
-    Sums of blocks are taken apart, row by row, so that a row's choice does not depend on others.
-    """
-    cdf = np.cumsum(blocks.sum(axis=2), axis=1, dtype=np.float64)
-    targets = _targets(uniforms, cdf[:, -1])
-    found: list[int] = []
-    for row_blocks, row_cdf, target in zip(blocks, cdf, targets, strict=True):
-        number = int(row_cdf.searchsorted(target, side="right"))
-        inside = np.cumsum(row_blocks[number], dtype=np.float64)
-        left = target - (row_cdf[number - 1] if number else 0.0)
-        # The sum of a block was rounded: what is left may lie beyond its CDF by a hair.
-        place = inside.searchsorted(min(left, np.nextafter(inside[-1], 0)), side="right")
-        found.append(number * _CDF_BLOCK + int(place))
-    return found
+def _find_in_blocks(blocks: Float32Array, number: float) -> int:
+    """Where a row's CDF passes its number: the block first, then the place in it."""
+    cdf = np.cumsum(blocks.sum(axis=1), dtype=np.float64)
+    target = _target(number, cdf[-1])
+    block = int(cdf.searchsorted(target, side="right"))
+    inside = np.cumsum(blocks[block], dtype=np.float64)
+    left = target - (cdf[block - 1] if block else 0.0)
+    # The sum of a block was rounded: what is left may lie beyond its CDF by a hair.
+    place = inside.searchsorted(min(left, np.nextafter(inside[-1], 0)), side="right")
+    return block * _CDF_BLOCK + int(place)
 
 
 def _sample_truncated(logits: Float32Array, peak: np.float32, row: SampleRow) -> int:
@@ -184,7 +171,7 @@ def _sample_truncated(logits: Float32Array, peak: np.float32, row: SampleRow) ->
     # By id and not by rank: two nearly equal logits that change places must not change the choice.
     by_id = np.argsort(token_ids)
     cdf = np.cumsum(weights[by_id])
-    target = _targets(np.array(uniform(sampling.seed, row.index)), cdf[-1])
+    target = _target(uniform(sampling.seed, row.index), cdf[-1])
     return int(token_ids[by_id][cdf.searchsorted(target, side="right")])
 
 
@@ -194,14 +181,15 @@ def _candidates(
     """Ids and weights, best first, of all tokens that may be kept, and the weight to keep of them."""
     if sampling.top_k:
         token_ids = _best(logits, sampling.top_k)
-        weights = _weights(logits[token_ids], peak, sampling.temperature).astype(np.float64)
+        weights = _weigh(logits[token_ids], peak, sampling.temperature).astype(np.float64)
         if sampling.min_p:
             num_likely = int(np.count_nonzero(weights >= np.float32(sampling.min_p)))
             token_ids, weights = token_ids[:num_likely], weights[:num_likely]
         return token_ids, weights, sampling.top_p * float(weights.sum())
-    every_weight = _weights(logits, peak, sampling.temperature)
-    every_weight[every_weight < np.float32(sampling.min_p)] = 0
-    total = float(every_weight.sum(dtype=np.float64))
+    every_weight = _weigh(logits, peak, sampling.temperature)
+    if sampling.min_p:
+        every_weight[every_weight < np.float32(sampling.min_p)] = 0
+    total = float(every_weight.sum())  # in pairs: as good as the weights
     # All tokens below this together weigh less than top_p leaves out, so they need no sorting.
     floor = _ROUNDED_OFF * (1 - sampling.top_p) * total / len(logits)
     token_ids = np.flatnonzero(every_weight > np.float32(floor))
@@ -210,30 +198,42 @@ def _candidates(
     return token_ids, every_weight[token_ids].astype(np.float64), sampling.top_p * total
 
 
-def _weights(logits: Float32Array, peak: np.float32, temperature: float) -> Float32Array:
+def _weigh(
+    logits: Float32Array, peak: np.float32, temperature: float, out: Float32Array | None = None
+) -> Float32Array:
     """Probabilities up to a factor; the most likely token has 1."""
-    weights: Float32Array = logits - peak
-    weights /= np.float32(temperature)
+    weights: Float32Array = np.subtract(logits, peak, out=out)
+    if temperature != 1:
+        weights /= np.float32(temperature)
     np.exp(weights, out=weights)
     return weights
 
 
 def _best(logits: Float32Array, count: int) -> Int64Array:
     """Ids of the `count` largest logits, largest first, equal ones by id."""
-    if count < len(logits):
-        least = np.partition(logits, len(logits) - count)[len(logits) - count]
-        token_ids = np.flatnonzero(logits >= least)
-    else:
-        token_ids = np.arange(len(logits))
+    least = _at_least(logits, count)
+    token_ids = np.flatnonzero(logits >= least)
     order = np.argsort(-logits[token_ids], kind="stable")[:count]
     best: Int64Array = token_ids[order]
     return best
 
 
-def _targets(uniforms: Float64Array, totals: Float64Array) -> Float64Array:
-    """Points of the CDF to look up; below the total, so that no impossible token is found."""
-    targets: Float64Array = np.minimum(uniforms * totals, np.nextafter(totals, 0))
-    return targets
+def _at_least(logits: Float32Array, count: int) -> np.float32:
+    """A value that at least `count` logits reach, and not many more."""
+    if count >= len(logits):
+        return np.float32(-np.inf)
+    num_columns = max(_FEWEST_COLUMNS, _COLUMNS_PER_WANTED * count)
+    if num_columns * _FEWEST_ROWS > len(logits):
+        return np.float32(np.partition(logits, len(logits) - count)[len(logits) - count])
+    # Each column has a largest value; to take these costs a third of a partition of all.
+    whole = logits[: len(logits) // num_columns * num_columns].reshape(-1, num_columns)
+    tops = whole.max(axis=0)
+    return np.float32(np.partition(tops, num_columns - count)[num_columns - count])
+
+
+def _target(number: float, total: np.float64) -> float:
+    """The point of the CDF to look up; below the total, so that no impossible token is found."""
+    return float(min(number * total, np.nextafter(total, 0)))
 
 
 def _with_logprobs(logits: Float32Array, token_id: int, num_logprobs: int) -> TokenRecord:
@@ -241,7 +241,7 @@ def _with_logprobs(logits: Float32Array, token_id: int, num_logprobs: int) -> To
     values = logits[np.append(top_ids, token_id)].astype(np.float64)
     peak = np.float64(logits.max())
     if np.isfinite(peak):
-        total = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
+        total = np.float64(_weigh(logits, np.float32(peak), 1.0).sum())
         values -= peak + np.log(total)
     finite = np.clip(np.nan_to_num(values, nan=LEAST_LOGPROB), LEAST_LOGPROB, 0.0).tolist()
     return TokenRecord(token_id, finite[-1], tuple(zip(top_ids.tolist(), finite, strict=False)))

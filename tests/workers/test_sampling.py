@@ -185,3 +185,17 @@ def test_an_impossible_token_is_never_sampled() -> None:
 
 def test_no_rows_give_no_records() -> None:
     assert sample(np.empty((0, 10), dtype=np.float32), []) == []
+
+
+@pytest.mark.parametrize("vocab_size", [7, 2048, 5000, 49_152])
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_the_best_logits_are_those_of_a_full_sort(vocab_size: int, count: int) -> None:
+    rng = np.random.default_rng(vocab_size + count)
+    logits = rng.normal(0, 1, vocab_size).astype(np.float32).round(1)  # with ties
+    logits[rng.integers(0, vocab_size, vocab_size // 3)] = -np.inf
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, num_logprobs=count)
+
+    (record,) = sample(logits[None].copy(), [SampleRow(sampling, 0)])
+
+    order = np.lexsort((np.arange(vocab_size), -logits))[:count].tolist()
+    assert [token_id for token_id, _ in record.top] == order
