@@ -75,9 +75,16 @@ def _tools(value: object) -> object:
 Tools = Annotated[list[ToolBody], BeforeValidator(_tools)]
 
 
+_MODES = ("none", "auto", "required")
+
+
 def _choice(value: object) -> object:
+    if not isinstance(value, dict):
+        if value not in _MODES:
+            raise PydanticCustomError("choice", "must be none, auto, required or a function")
+        return value
     try:
-        return NamedTool.model_validate(value) if isinstance(value, dict) else value
+        return NamedTool.model_validate(value)
     except ValidationError:
         raise PydanticCustomError("choice", "must name a function") from None
 

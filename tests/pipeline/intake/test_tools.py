@@ -125,6 +125,7 @@ def test_calls_and_their_results_are_shown_as_the_template_writes_them() -> None
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tools": BOTH, "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": BOTH, "tool_choice": ["auto"]}, "tool_choice"),
         ({"tools": BOTH, "tool_choice": named("other")}, "tool_choice"),
         ({"tools": BOTH, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": BOTH, "response_format": {"type": "json_object"}}, "response_format"),
@@ -149,9 +150,7 @@ def test_calls_and_their_results_are_shown_as_the_template_writes_them() -> None
     ],
 )
 def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str) -> None:
-    refused = refusal_of(**fields)
-    assert refused.param is not None
-    assert refused.param.startswith(param)
+    assert refusal_of(**fields).param == param
 
 
 def test_a_free_answer_costs_no_grammar() -> None:
