@@ -52,6 +52,7 @@ class Rig:
     persistent: bool = True
     tls: ssl.SSLContext | None = None  # how to verify a gateway that speaks HTTPS
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    log_starts: dict[str, int] = field(default_factory=dict)  # where a part's present life begins
 
     def __post_init__(self) -> None:
         self.redis_server = EmbeddedRedis(self.folder / "redis", persistent=self.persistent)
@@ -112,6 +113,7 @@ class Rig:
     def spawn(self, name: str, *command: str, **env: str) -> None:
         """Start a part; its output goes to `<name>.log`."""
         with (self.folder / f"{name}.log").open("ab") as log:
+            self.log_starts[name] = log.tell()
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *command],
                 env=self.environment(**env),
@@ -183,7 +185,8 @@ class Rig:
         def is_up() -> bool:
             if self.processes[name].poll() is not None:
                 raise RuntimeError(f"{name} ended: {self.log(name)[-3000:]}")
-            return "worker_ready" in self.log(name)
+            written = (self.folder / f"{name}.log").read_bytes()
+            return b"worker_ready" in written[self.log_starts[name] :]
 
         wait_until(is_up, START_LIMIT_S, name)
 
