@@ -23,6 +23,7 @@ Float64Array = npt.NDArray[np.float64]
 GREEDY_TEMPERATURE = 1e-6  # up to here, dividing by the temperature would only overflow
 LEAST_LOGPROB = -9999.0  # stands for zero probability; infinity is no JSON number
 _ROUNDED_OFF = 0.999  # bounds are widened by more than float32 sums lose
+_LIKELY = np.float32(1e-3)  # of the peak: mostly enough for top_p
 _CDF_BLOCK = 256  # a CDF over blocks of so many tokens, and one within the block that is hit
 _COLUMNS_PER_WANTED, _FEWEST_COLUMNS, _FEWEST_ROWS = 8, 128, 16
 _UNIT = 2.0**-53
@@ -58,10 +59,11 @@ def sample(logits: Float32Array, rows: Sequence[SampleRow]) -> list[TokenRecord]
         change.undo()
     if has_nan:
         logits = _without_nan(logits)
+    scratch = np.empty(logits.shape[1], dtype=np.float32)
     return [
         TokenRecord(token_id)
         if row.sampling.num_logprobs is None
-        else _with_logprobs(logits[number], token_id, row.sampling.num_logprobs)
+        else _with_logprobs(logits[number], token_id, row.sampling.num_logprobs, scratch)
         for number, (row, token_id) in enumerate(zip(rows, token_ids.tolist(), strict=True))
     ]
 
@@ -71,8 +73,9 @@ def score(logits: Float32Array, token_ids: Sequence[int], num_logprobs: int) -> 
     """Log-probabilities of given tokens, one per row of `logits` (R, vocab_size)."""
     if np.isnan(logits).any():
         logits = _without_nan(logits)
+    scratch = np.empty(logits.shape[1], dtype=np.float32)
     return [
-        _with_logprobs(row, token_id, num_logprobs)
+        _with_logprobs(row, token_id, num_logprobs, scratch)
         for row, token_id in zip(logits, token_ids, strict=True)
     ]
 
@@ -98,16 +101,15 @@ def _choose(logits: Float32Array, rows: Sequence[SampleRow]) -> tuple[Int64Array
     if has_nan:
         logits = _without_nan(logits)
         token_ids, peaks = _greedy(logits)
-    plain: list[int] = []
-    for number, row in enumerate(rows):
-        sampling = row.sampling
-        if sampling.temperature <= GREEDY_TEMPERATURE or not np.isfinite(peaks[number]):
-            continue
-        if sampling.top_k == 0 and sampling.top_p >= 1:
-            plain.append(number)
-        else:
-            token_ids[number] = _sample_truncated(logits[number], peaks[number], row)
-    _sample_plain(logits, peaks, rows, plain, token_ids)
+    sampled = [
+        number
+        for number, row in enumerate(rows)
+        if row.sampling.temperature > GREEDY_TEMPERATURE and np.isfinite(peaks[number])
+    ]
+    if sampled:
+        blocks = np.zeros((-(-logits.shape[1] // _CDF_BLOCK), _CDF_BLOCK), dtype=np.float32)
+        for number in sampled:  # one by one: a row and its weights stay in the core's own cache
+            token_ids[number] = _sample_row(logits[number], peaks[number], rows[number], blocks)
     return token_ids, has_nan
 
 
@@ -126,23 +128,35 @@ def _greedy(logits: Float32Array) -> tuple[Int64Array, Float32Array]:
     return token_ids, np.take_along_axis(logits, token_ids[:, None], axis=1)[:, 0]
 
 
-def _sample_plain(
-    logits: Float32Array,
-    peaks: Float32Array,
-    rows: Sequence[SampleRow],
-    plain: list[int],
-    token_ids: Int64Array,
-) -> None:
-    """Sample the rows numbered `plain` over the whole vocabulary, in place of their token ids."""
-    vocab_size = logits.shape[1]
-    blocks = np.zeros((-(-vocab_size // _CDF_BLOCK), _CDF_BLOCK), dtype=np.float32)
-    weights = blocks.reshape(-1)[:vocab_size]
-    for number in plain:  # one by one: a row and its weights stay in the core's own cache
-        sampling = rows[number].sampling
-        _weigh(logits[number], peaks[number], sampling.temperature, weights)
-        if sampling.min_p:
-            weights[weights < np.float32(sampling.min_p)] = 0
-        token_ids[number] = _find_in_blocks(blocks, uniform(sampling.seed, rows[number].index))
+def _sample_row(
+    logits: Float32Array, peak: np.float32, row: SampleRow, blocks: Float32Array
+) -> int:
+    """Sample among `min_p`, then the `top_k` most likely, then those that make up `top_p`.
+
+    The order is vLLM's: each step sees what the one before it left. `blocks` (n, _CDF_BLOCK) is
+    overwritten, except for the places after the vocabulary, which are zero.
+    """
+    sampling = row.sampling
+    number = uniform(sampling.seed, row.index)
+    weights = blocks.reshape(-1)[: len(logits)]
+    if sampling.top_k:
+        token_ids = _best(logits, sampling.top_k)
+        own = _weigh(logits[token_ids], peak, sampling.temperature)
+        own = own[: np.count_nonzero(own >= np.float32(sampling.min_p))]
+        return _sample_ranked(token_ids[: len(own)], own, sampling.top_p, number)
+    _weigh(logits, peak, sampling.temperature, weights)
+    total = None
+    if sampling.min_p:
+        token_ids = np.flatnonzero(weights >= np.float32(sampling.min_p))
+        if sampling.top_p >= 1:
+            return _find(token_ids, weights[token_ids], number)
+    elif sampling.top_p >= 1:
+        return _find_in_blocks(blocks, number)
+    else:
+        total = float(weights.sum())  # in pairs: as good as the weights
+        token_ids = _nucleus(weights, sampling.top_p, total)
+    ranked = token_ids[np.argsort(-logits[token_ids], kind="stable")]
+    return _sample_ranked(ranked, weights[ranked], sampling.top_p, number, total)
 
 
 def _find_in_blocks(blocks: Float32Array, number: float) -> int:
@@ -157,45 +171,41 @@ def _find_in_blocks(blocks: Float32Array, number: float) -> int:
     return block * _CDF_BLOCK + int(place)
 
 
-def _sample_truncated(logits: Float32Array, peak: np.float32, row: SampleRow) -> int:
-    """Sample one row among `min_p`, then its `top_k` most likely, then those that make up `top_p`.
+def _nucleus(weights: Float32Array, top_p: float, total: float) -> Int64Array:
+    """Ids of all tokens that may be among the most likely that make up `top_p`, and of some more."""
+    likely = np.flatnonzero(weights > _LIKELY)
+    if weights[likely].sum() * _ROUNDED_OFF >= top_p * total:
+        return likely
+    # All tokens below this together weigh less than top_p leaves out, so they need no sorting.
+    floor = _ROUNDED_OFF * (1 - top_p) * total / len(weights)
+    return np.flatnonzero(weights > np.float32(floor))
 
-    The order is vLLM's: each step sees what the one before it left.
+
+def _sample_ranked(
+    token_ids: Int64Array,
+    weights: Float32Array,
+    top_p: float,
+    number: float,
+    total: float | None = None,
+) -> int:
+    """Sample among tokens ranked best first, those that make up `top_p` of a total weight.
+
+    `total`: None where there are no others.
     """
-    sampling = row.sampling
-    token_ids, weights, wanted = _candidates(logits, peak, sampling)
-    if sampling.top_p < 1:
-        before = np.cumsum(weights) - weights
-        num_kept = max(1, int(np.count_nonzero(before < wanted)))
+    if top_p < 1:
+        ends = np.cumsum(weights, dtype=np.float64)
+        wanted = top_p * (float(ends[-1]) if total is None else total)
+        num_kept = max(1, int(np.count_nonzero(ends - weights < wanted)))
         token_ids, weights = token_ids[:num_kept], weights[:num_kept]
     # By id and not by rank: two nearly equal logits that change places must not change the choice.
     by_id = np.argsort(token_ids)
-    cdf = np.cumsum(weights[by_id])
-    target = _target(uniform(sampling.seed, row.index), cdf[-1])
-    return int(token_ids[by_id][cdf.searchsorted(target, side="right")])
+    return _find(token_ids[by_id], weights[by_id], number)
 
 
-def _candidates(
-    logits: Float32Array, peak: np.float32, sampling: SamplingParams
-) -> tuple[Int64Array, Float64Array, float]:
-    """Ids and weights, best first, of all tokens that may be kept, and the weight to keep of them."""
-    if sampling.top_k:
-        token_ids = _best(logits, sampling.top_k)
-        weights = _weigh(logits[token_ids], peak, sampling.temperature).astype(np.float64)
-        if sampling.min_p:
-            num_likely = int(np.count_nonzero(weights >= np.float32(sampling.min_p)))
-            token_ids, weights = token_ids[:num_likely], weights[:num_likely]
-        return token_ids, weights, sampling.top_p * float(weights.sum())
-    every_weight = _weigh(logits, peak, sampling.temperature)
-    if sampling.min_p:
-        every_weight[every_weight < np.float32(sampling.min_p)] = 0
-    total = float(every_weight.sum())  # in pairs: as good as the weights
-    # All tokens below this together weigh less than top_p leaves out, so they need no sorting.
-    floor = _ROUNDED_OFF * (1 - sampling.top_p) * total / len(logits)
-    token_ids = np.flatnonzero(every_weight > np.float32(floor))
-    order = np.argsort(-logits[token_ids], kind="stable")
-    token_ids = token_ids[order]
-    return token_ids, every_weight[token_ids].astype(np.float64), sampling.top_p * total
+def _find(token_ids: Int64Array, weights: Float32Array, number: float) -> int:
+    """The token whose share of the CDF holds the number."""
+    cdf = np.cumsum(weights, dtype=np.float64)
+    return int(token_ids[cdf.searchsorted(_target(number, cdf[-1]), side="right")])
 
 
 def _weigh(
@@ -236,12 +246,14 @@ def _target(number: float, total: np.float64) -> float:
     return float(min(number * total, np.nextafter(total, 0)))
 
 
-def _with_logprobs(logits: Float32Array, token_id: int, num_logprobs: int) -> TokenRecord:
+def _with_logprobs(
+    logits: Float32Array, token_id: int, num_logprobs: int, scratch: Float32Array
+) -> TokenRecord:
     top_ids = _best(logits, num_logprobs) if num_logprobs else np.empty(0, dtype=np.int64)
     values = logits[np.append(top_ids, token_id)].astype(np.float64)
     peak = np.float64(logits.max())
     if np.isfinite(peak):
-        total = np.float64(_weigh(logits, np.float32(peak), 1.0).sum())
+        total = np.float64(_weigh(logits, np.float32(peak), 1.0, scratch).sum())
         values -= peak + np.log(total)
     finite = np.clip(np.nan_to_num(values, nan=LEAST_LOGPROB), LEAST_LOGPROB, 0.0).tolist()
     return TokenRecord(token_id, finite[-1], tuple(zip(top_ids.tolist(), finite, strict=False)))

@@ -50,6 +50,12 @@ class Peak:
     bytes_per_s: float
     flops_per_s: float
 
+    def or_better(self, other: Peak) -> Peak:
+        """The best of two measurements: others may use the machine during one of them."""
+        return Peak(
+            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+        )
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -165,9 +171,10 @@ def main() -> int:
         model = CACHE / "smollm2"
         CACHE.mkdir(parents=True, exist_ok=True)
         convert(packaged_gguf(), model, lambda *_: None)
-    peak = peak_of(torch.device("cpu"))
+    before = peak_of(torch.device("cpu"))
     runner = load_runner("torch", model, dtype="auto")
     rates = [statistics.median(own) for (own,) in measure([runner], options.rounds, LOADS)]
+    peak = before.or_better(peak_of(torch.device("cpu")))
     rows = rows_of(LOADS, rates, read_config(model), peak)
     for row in rows if not options.json else []:
         sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
