@@ -21,7 +21,6 @@ from pipeline.intake.errors import TokenizerUnusable, UnknownModel
 from pipeline.intake.known_models import KnownModel, KnownModels
 from pipeline.intake.schemas import Strict, validate
 from pipeline.intake.vocabulary import Vocabulary
-from pipeline.ledger.keys import model_slug
 from pipeline.scheduling.fleet import Fleet
 
 log = structlog.get_logger(__name__)
@@ -132,7 +131,7 @@ class ModelCatalog:
         fields = {"model": body["model"]} if body.get("model") is not None else {}
         model = validate(_Named, fields).model
         intake = self.intake(model)
-        fingerprint = self._watch.known_fleet.fingerprint(model_slug(intake.model))
+        fingerprint = self._watch.known_fleet.fingerprint(intake.model)
         generation = intake.build(kind, body, caller, answer_id)
         return replace(generation, fingerprint=fingerprint)
 

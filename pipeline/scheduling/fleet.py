@@ -122,10 +122,10 @@ class Fleet:
         workers = {name: state for name, state in self.workers.items() if state.slug == slug}
         return Fleet(workers, self.ages_s)
 
-    def fingerprint(self, slug: str) -> str:
+    def fingerprint(self, model: str) -> str:
         """What answers for a model now: another one where weights or program are others; "" nobody."""
         workers = self.workers.values()
-        builds = {state.build for state in workers if state.slug == slug and state.build}
+        builds = {state.build for state in workers if state.model == model and state.build}
         if not builds:
             return ""
         return "fp_" + hashlib.sha256(" ".join(sorted(builds)).encode()).hexdigest()[:10]
