@@ -10,6 +10,7 @@ TieringError
 ├── PeerUnavailable    another node's kvd is away, late or broke off: compute the blocks instead
 ├── PeerIncompatible   it serves other blocks: run the same model, layout and secret on both nodes
 ├── PeerCorrupt        what it sent is not what it promised: compute the blocks instead
+├── TransportMissing   a transport's library is absent: install the extra, or choose another
 └── KvdAlreadyRunning  another kvd answers on this socket: stop it or choose another path
 """
 
@@ -141,3 +142,15 @@ class PeerCorrupt(TieringError):
 
     def __str__(self) -> str:
         return f"peer {self.peer} sent a bad block (number {self.index}): {self.reason}"
+
+
+class TransportMissing(TieringError):
+    """A transport was chosen whose library is not installed or cannot be used on this machine."""
+
+    def __init__(self, transport: str, reason: str) -> None:
+        super().__init__(transport, reason)
+        self.transport = transport
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"transport {self.transport} cannot be used: {self.reason}"

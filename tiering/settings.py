@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -38,7 +38,8 @@ class KvdSettings(BaseSettings):
     Other nodes' daemons may pull blocks from `peer_host`:`peer_port` (None: they may not) if they know
     `peer_secret`, without which nobody but this machine may be let in. `peer_advertise` (host:port) is
     what they are told where `peer_host` is no address for them, 0.0.0.0 for one. A peer that is
-    silent for `peer_stall_s` is given up.
+    silent for `peer_stall_s` is given up. `peer_transport` "nixl" needs the extra of that name on all
+    of them: peers write into each other's memory by RDMA, or by whatever else UCX finds.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
@@ -66,6 +67,7 @@ class KvdSettings(BaseSettings):
     peer_advertise: str = ""
     peer_secret: SecretStr = SecretStr("")
     peer_stall_s: float = Field(default=2.0, gt=0)
+    peer_transport: Literal["tcp", "nixl"] = "tcp"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +16,17 @@ import numpy.typing as npt
 import pytest
 
 from tiering.block_stamp import BlockStamp
-from tiering.errors import PeerCorrupt, PeerIncompatible, PeerUnavailable, TieringError
+from tiering.errors import (
+    PeerCorrupt,
+    PeerIncompatible,
+    PeerUnavailable,
+    TieringError,
+    TransportMissing,
+)
 from tiering.stores.block_store import ByteArray, payload_checksum
 from tiering.transports.block_transport import BlockTransport, Compatibility, Loan, OfferedBlock
+from tiering.transports.nixl_agent import NixlAgent
+from tiering.transports.nixl_transport import NixlPusher, NixlTransport
 from tiering.transports.tcp_server import TcpBlockServer
 from tiering.transports.tcp_transport import TcpTransport
 
@@ -115,9 +125,36 @@ class TcpRig:
             server.stop()
 
 
-@pytest.fixture(params=[TcpRig], ids=["tcp"])
+class NixlRig:
+    """Over UCX and the loop-back device, in host memory; needs the extra `nixl`."""
+
+    def __init__(self) -> None:
+        os.environ |= {"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"}
+        try:
+            agent = NixlAgent()
+        except TransportMissing as missing:
+            pytest.skip(f"{missing}; it is in the extra nixl")
+        self.transport: BlockTransport = NixlTransport(agent, SECRET, STALL_S)
+        self._pusher = NixlPusher(NixlAgent())
+
+    @contextmanager
+    def lending(self, shelf: Shelf, secret: bytes = SECRET) -> Iterator[str]:
+        server = TcpBlockServer("127.0.0.1", 0, secret, shelf, STALL_S, pusher=self._pusher)
+        port = server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop()
+
+
+@cache
+def rig_of(kind: type[TcpRig | NixlRig]) -> TcpRig | NixlRig:
+    return kind()
+
+
+@pytest.fixture(params=[TcpRig, NixlRig], ids=["tcp", "nixl"])
 def rig(request: pytest.FixtureRequest) -> Any:
-    return request.param()
+    return rig_of(request.param)
 
 
 def keys(*numbers: int) -> list[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from tiering.errors import KvdAlreadyRunning
+from tiering.errors import KvdAlreadyRunning, TransportMissing
 from tiering.eviction.policies import new_evictor_of
 from tiering.kvd.disk_health import DiskLimits
 from tiering.kvd.node_cache import NodeCache
@@ -25,7 +25,10 @@ from tiering.kvd.write_back import CacheLimits
 from tiering.settings import KvdSettings, find_unknown_names
 from tiering.stores.dram_slab import create_slab_memory, map_slab_memory
 from tiering.stores.nvme_slab import NvmeSlab
-from tiering.transports.tcp_server import TcpBlockServer
+from tiering.transports.block_transport import BlockTransport
+from tiering.transports.nixl_agent import NixlAgent
+from tiering.transports.nixl_transport import NixlPusher, NixlTransport
+from tiering.transports.tcp_server import BlockPusher, TcpBlockServer
 from tiering.transports.tcp_transport import TcpTransport
 
 log = structlog.get_logger(__name__)
@@ -59,13 +62,14 @@ def cache_limits(settings: KvdSettings) -> CacheLimits:
 
 
 def start_lending(
-    library: PeerLibrary, settings: KvdSettings, secret: bytes
+    library: PeerLibrary, settings: KvdSettings, secret: bytes, pusher: BlockPusher | None
 ) -> TcpBlockServer | None:
     """Let other nodes pull from here; None when they may not, or the address cannot be had."""
     if settings.peer_port is None:
         return None
     host = settings.peer_host
-    server = TcpBlockServer(host, settings.peer_port, secret, library, settings.peer_stall_s)
+    port, stall_s = settings.peer_port, settings.peer_stall_s
+    server = TcpBlockServer(host, port, secret, library, stall_s, pusher=pusher)
     try:
         port = server.start()
     except OSError as error:
@@ -75,6 +79,20 @@ def start_lending(
     library.address = settings.peer_advertise or f"{shown}:{port}"
     log.info("peers_may_connect", address=library.address, has_secret=bool(secret))
     return server
+
+
+def make_transport(
+    settings: KvdSettings, secret: bytes
+) -> tuple[BlockTransport, BlockPusher | None]:
+    """What asks peers, and what serves those that ask the same way; TCP is always served.
+
+    Raises:
+        TransportMissing: the library of the one that was chosen is not here.
+    """
+    if settings.peer_transport == "tcp":
+        return TcpTransport(secret, settings.peer_stall_s), None
+    agent = NixlAgent()
+    return NixlTransport(agent, secret, settings.peer_stall_s), NixlPusher(agent)
 
 
 async def open_nvme(cache: NodeCache, path: Path, num_bytes: int) -> bool:
@@ -114,10 +132,10 @@ async def serve(settings: KvdSettings) -> None:
     if path is not None and not await open_nvme(cache, path, settings.nvme_bytes):
         retrying = asyncio.ensure_future(keep_trying_nvme(cache, settings, path))
     secret = settings.peer_secret.get_secret_value().encode()
-    transport = TcpTransport(secret, settings.peer_stall_s)
+    transport, pusher = make_transport(settings, secret)
     server = KvdServer(cache, slab_fd, slab_bytes, Peers(cache, transport))
     await server.start(settings.socket)
-    lender = start_lending(server.library, settings, secret)
+    lender = start_lending(server.library, settings, secret, pusher)
     log.info("kvd_ready", socket=str(settings.socket), dram_bytes=slab_bytes)
     await stopping.wait()
     if retrying is not None:
@@ -158,6 +176,9 @@ def main() -> int:
     except KvdAlreadyRunning as error:
         log.error("kvd_already_running", socket=error.socket_path)
         return 1
+    except TransportMissing as error:
+        log.error("settings_refused", error=str(error))
+        return 2
     return 0
 
 

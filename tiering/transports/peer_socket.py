@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -98,6 +99,18 @@ class PeerSocket:
             self._fill(piece)
             sums.append(piece_checksum(piece))
         return join_checksums(sums)
+
+    def check_listens(self) -> None:
+        """To be asked while the other side has nothing to say.
+
+        Raises:
+            OSError: it has hung up, or the deadline has passed.
+        """
+        self._set_limit()
+        ear = select.poll()
+        ear.register(self._socket, select.POLLIN | select.POLLRDHUP)
+        if ear.poll(0):
+            raise ConnectionError("closed by the peer")
 
     def _exactly(self, num_bytes: int) -> bytes:
         data = bytearray(num_bytes)

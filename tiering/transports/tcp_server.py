@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -19,10 +20,10 @@ from tiering.transports.peer_socket import PeerSocket
 from tiering.transports.tcp_transport import DEFAULT_STALL_S, TcpTransport
 from tiering.transports.tcp_wire import (
     MAX_PAYLOAD_BYTES,
-    MAX_PULL_BYTES,
     MAX_STREAM_BLOCK_BYTES,
     MAX_STREAM_BYTES,
     PeerOp,
+    lend_for_pull,
     pack_offer,
 )
 
@@ -33,6 +34,27 @@ MAX_CONNECTION_S = 30.0
 _BACKLOG = 64
 _STOP_LIMIT_S = 5.0
 _MAX_SIZES = 8
+
+
+class BlockPusher(Protocol):
+    """Brings blocks to an asker by another way than the connection that it asks on."""
+
+    def push(
+        self, peer: PeerSocket, wanted: Compatibility, library: Library, arguments: list[object]
+    ) -> None:
+        """Answer a PUSH; its arguments are not checked yet. Raises as `PeerSocket`."""
+        ...
+
+
+class TcpOnly:
+    """There is no other way here."""
+
+    def push(
+        self, peer: PeerSocket, wanted: Compatibility, library: Library, arguments: list[object]
+    ) -> None:
+        """See the port: says so."""
+        del wanted, library, arguments
+        peer.send("transport tcp")
 
 
 class TcpBlockServer:
@@ -48,12 +70,15 @@ class TcpBlockServer:
         secret: bytes,
         library: Library,
         stall_s: float = DEFAULT_STALL_S,
+        *,
+        pusher: BlockPusher | None = None,
     ) -> None:
-        """`port` 0 takes any that is free."""
+        """`port` 0 takes any that is free; `pusher` serves those who want blocks by another way."""
         self._host, self._port = host, port
         self._secret = secret
         self._library = library
         self._stall_s = stall_s
+        self._pusher = pusher or TcpOnly()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -148,6 +173,8 @@ class TcpBlockServer:
                 peer.send(self._library.find(frames.as_keys(keys)))
             case [PeerOp.PULL, keys, wait_s] if wanted != NO_BLOCKS:
                 self._push(peer, wanted, frames.as_keys(keys), frames.as_seconds(wait_s))
+            case [PeerOp.PUSH, *arguments] if wanted != NO_BLOCKS:
+                self._pusher.push(peer, wanted, self._library, arguments)
             case _:
                 raise ProtocolViolation("no request of a peer")
         return True
@@ -163,9 +190,7 @@ class TcpBlockServer:
     def _push(
         self, peer: PeerSocket, wanted: Compatibility, keys: list[bytes], wait_s: float
     ) -> None:
-        max_blocks = max(MAX_PULL_BYTES // wanted.block_bytes, 1)
-        wait_s = min(wait_s, peer.deadline_s - time.monotonic())
-        with self._library.lend(keys, max_blocks, max(wait_s, 0.0)) as loan:
+        with lend_for_pull(peer, wanted, self._library, keys, wait_s) as loan:
             peer.send(pack_offer(loan.offered))
             peer.send_blocks(loan.payloads)
 

@@ -48,7 +48,7 @@ class TcpTransport:
         """See the port."""
         num_bytes = 0
         with self.greeted(peer, wanted, deadline_s) as connection:
-            wait_s = (deadline_s - time.monotonic()) * _WAIT_SHARE
+            wait_s = self.wait_share(deadline_s)
             connection.send(PeerOp.PULL, list(keys[: frames.MAX_KEYS]), max(wait_s, 0.0))
             connection.allow_silence(wait_s)
             (rows,) = frames.as_arguments(connection.receive(), 1)
@@ -60,6 +60,11 @@ class TcpTransport:
                 room.publish(index)
                 num_bytes += stamp.num_bytes
         return num_bytes
+
+    @staticmethod
+    def wait_share(deadline_s: float) -> float:
+        """Seconds that the peer may spend on bringing blocks up from its disk."""
+        return (deadline_s - time.monotonic()) * _WAIT_SHARE
 
     @contextmanager
     def greeted(self, peer: str, wanted: Compatibility, deadline_s: float) -> Iterator[PeerSocket]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 
 from tiering import frames
 from tiering.block_stamp import BlockStamp
 from tiering.errors import ProtocolViolation
-from tiering.transports.block_transport import OfferedBlock
+from tiering.transports.block_transport import Compatibility, Library, Loan, OfferedBlock
+from tiering.transports.peer_socket import PeerSocket
 
 MAX_PULL_BYTES = 1 << 30  # of one pull: it must not hold a node's slots for ever
 MAX_STREAM_BYTES = 64 << 20  # of one measurement
@@ -27,6 +30,20 @@ class PeerOp(IntEnum):
     # peer, [block sizes], seconds -> round_trip_s, kind, nominal bytes_per_s, [[block_bytes,
     # num_bytes, bytes_per_s]], or a sentence
     MEASURE = 5
+    # keys, wait_s, nixl metadata, address, stride, num_slots -> [rows as of PULL], or a sentence; then
+    # num_taken -> num_written, and for each further round: index of its first block -> num_written
+    PUSH = 6
+
+
+@contextmanager
+def lend_for_pull(
+    peer: PeerSocket, wanted: Compatibility, library: Library, keys: list[bytes], wait_s: float
+) -> Iterator[Loan]:
+    """What one pull may have of a library, within the connection's time."""
+    max_blocks = max(MAX_PULL_BYTES // wanted.block_bytes, 1)
+    wait_s = min(wait_s, peer.deadline_s - time.monotonic())
+    with library.lend(keys, max_blocks, max(wait_s, 0.0)) as loan:
+        yield loan
 
 
 def pack_offer(offered: Sequence[OfferedBlock]) -> list[list[object]]:
