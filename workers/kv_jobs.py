@@ -138,7 +138,7 @@ class KvMover(Protocol):
         ...
 
     def prefetch(self, job: PrefetchJob) -> None:
-        """Take the job, or drop it where too many wait; it goes behind loads."""
+        """Take the job, or drop it where too many wait; it goes behind loads and hand-overs."""
         ...
 
     def store(self, job: StoreJob) -> bool:

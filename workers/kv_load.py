@@ -18,6 +18,8 @@ from workers.kv_jobs import LoadJob, PrefetchJob
 
 log = structlog.get_logger(__name__)
 
+_PIECE_BYTES, _PIECE_WAIT_S = 8 << 20, 0.1  # of a prefetch
+
 
 @dataclass(slots=True)
 class LoadReport:
@@ -70,14 +72,20 @@ class BlockLoader:
         return report
 
     def prefetch(self, client: KvdClient, job: PrefetchJob) -> int:
-        """Have what a waiting run wants brought up from NVMe; how many blocks. Waits for nothing."""
+        """Bring a piece of what a waiting run wants up from NVMe; how many blocks came.
+
+        A piece, for a load that comes meanwhile must not find the disk busy with all of it. The job
+        keeps the keys that are left, or none if going on is of no use.
+        """
         num_dram, num_all = client.locate(job.keys)
         run = self._run(num_dram, num_all)
         choice = self._cost.choose(run, job.prefill_tokens_per_s, time.monotonic())
-        if choice.num_tokens <= run.dram_tokens:
-            return 0
-        client.release(client.acquire(job.keys[num_dram:num_all], wait_s=0))
-        return num_all - num_dram
+        wanted = job.keys[num_dram:num_all] if choice.num_tokens > run.dram_tokens else []
+        piece = wanted[: max(_PIECE_BYTES // self._pool.block_bytes, 1)]
+        lease = client.acquire(piece, wait_s=_PIECE_WAIT_S)
+        client.release(lease)
+        job.keys = wanted[len(piece) :] if len(lease.blocks) == len(piece) else []
+        return len(lease.blocks)
 
     def _run(self, num_dram: int, num_all: int) -> Run:
         return Run(num_dram * self._block_tokens, (num_all - num_dram) * self._block_tokens)

@@ -54,7 +54,7 @@ class _Span(NamedTuple):
 class KvdMover:
     """Owns one `KvdClient` on a thread of its own; see the port `KvMover`.
 
-    Loads go first, then prefetches, hand-overs, and write-through. A daemon that is away makes loads misses
+    Loads go first, then hand-overs, prefetches piece by piece, and write-through. A daemon that is away makes loads misses
     and stores no-ops, and is asked again after a back-off that doubles up to 2 s.
     """
 
@@ -155,15 +155,15 @@ class KvdMover:
         self._disconnect()
 
     def _next_jobs(self) -> list[_Job]:
-        """A load, a prefetch, a hand-over, or a run of write-through; empty once stopping and all are done."""
+        """A load, a hand-over, a prefetch, or a run of write-through; empty once stopping and all are done."""
         with self._changed:
             while True:
                 if self._loads:
                     return [self._loads.popleft()]
-                if self._prefetches:
-                    return [self._prefetches.popleft()]
                 if self._hand_overs:
                     return [self._hand_overs.popleft()]
+                if self._prefetches:
+                    return [self._prefetches.popleft()]
                 if self._stores:
                     return self._pop_stores()
                 if self._is_stopping:
@@ -226,6 +226,9 @@ class KvdMover:
     def _prefetch(self, client: KvdClient, job: PrefetchJob) -> None:
         if not job.is_abandoned:
             self._count(num_prefetched_blocks=self._loader.prefetch(client, job))
+        if job.keys and not (job.is_abandoned or self._is_stopping):
+            with self._changed:
+                self._prefetches.appendleft(job)
 
     def _hand_over(self, client: KvdClient, job: StoreJob) -> None:
         num_full = len(job.keys)

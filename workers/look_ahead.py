@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
@@ -21,6 +22,13 @@ LOOK_S = 0.2
 MAX_AHEAD = 4  # requests
 
 
+class _Hint(NamedTuple):
+    """What was asked for one request; the job loses its keys as they come."""
+
+    job: PrefetchJob
+    num_blocks: int
+
+
 @dataclass(slots=True)
 class LookAhead:
     """Looks at who is next while all places are taken, and has the tiers fetch for the first of them.
@@ -35,7 +43,7 @@ class LookAhead:
     engine: Engine
     settings: EngineSettings
     key_root_for: Callable[[str, str], bytes]
-    _hints: dict[str, PrefetchJob] = field(default_factory=dict)
+    _hints: dict[str, _Hint] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -55,7 +63,7 @@ class LookAhead:
         line = self.ledger.next_in_line(self.queues, MAX_AHEAD) if self._is_full() else []
         waiting = {request.request_id for request in line}
         for request_id in self._hints.keys() - waiting:
-            self._hints.pop(request_id).is_abandoned = True
+            self._hints.pop(request_id).job.is_abandoned = True
         for request in line:
             if request.request_id not in self._hints:
                 self._hint(request)
@@ -66,14 +74,14 @@ class LookAhead:
         if not sampling.uses_cache or sampling.scores_prompt:
             return
         num_left = self.settings.num_blocks // 2 - sum(
-            len(job.keys) for job in self._hints.values()
+            hint.num_blocks for hint in self._hints.values()
         )
         num_tokens = min(len(request.prompt_tokens) - 1, max(num_left, 0) * block_tokens)
         root = self.key_root_for(request.tenant_salt, sampling.cache_salt)
         keys = BlockHasher(root).keys(request.prompt_tokens[:num_tokens], block_tokens)
         if keys:
-            job = self._hints[request.request_id] = PrefetchJob(keys)
-            self.engine.foresee(job)
+            hint = self._hints[request.request_id] = _Hint(PrefetchJob(keys), len(keys))
+            self.engine.foresee(hint.job)
 
     def _is_full(self) -> bool:
         stats = self.engine.stats()
