@@ -15,7 +15,7 @@ def flower_command(
     """The command line of Flower.
 
     The password comes in the environment (`FLOWER_BASIC_AUTH`), the broker through the Celery
-    application. Flower keeps 4.8 KB per task, so 20,000 tasks are about 100 MB.
+    application. Flower keeps 6.5 KB per task, so 10,000 tasks are about 65 MB.
     """
     persistence = () if db is None else ("--persistent=True", f"--db={db}")
     return module_command(
@@ -24,7 +24,7 @@ def flower_command(
         f"--address={address}",
         f"--port={port}",
         "--read_only",
-        "--max_tasks=20000",
+        "--max_tasks=10000",
         "--purge_offline_workers=60",
         "--state_save_interval=10000",
         *persistence,
