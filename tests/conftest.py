@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import settings
 
 from pipeline.cli.embedded_redis import EmbeddedRedis
+
+# `pytest --hypothesis-profile=long --timeout=0 PATH`: for hours in which nobody waits.
+settings.register_profile("long", max_examples=1_000, deadline=None)
 
 
 @pytest.fixture(scope="session")
