@@ -105,7 +105,9 @@ class Worker:
         self._upkeep = self._links.upkeep()
         self._look_ahead = self._make_look_ahead()
         self._reporter = (
-            self._daemon.reporter(shared.node, self._links.board()) if self._daemon else None
+            self._daemon.reporter(shared.node, self._links.board(), self._engine.forget_cached)
+            if self._daemon
+            else None
         )
 
     def _find_daemon(self) -> NodeDaemon | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class NodeDaemon:
         mover = KvdMover(self.client, max_pending_blocks=max_pending_blocks, policy=policy)
         return PullingMover(mover, self.client, policy)
 
-    def reporter(self, node: str, board: NodeBoard) -> NodeReporter:
+    def reporter(self, node: str, board: NodeBoard, on_purge: Callable[[], object]) -> NodeReporter:
         """Tells the pipeline how the daemon is."""
         operator = KvdOperator(self.socket_path, self.worker, timeout_s=KVD_TIMEOUT_S)
-        return NodeReporter(node, operator, board)
+        return NodeReporter(node, operator, board, on_purge)

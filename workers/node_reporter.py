@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,15 +24,18 @@ class NodeReporter:
     """Asks kvd and posts its answer, every two seconds, from a thread of its own.
 
     Every worker of a node does so: they say the same, and the node is heard of while one lives.
+    `on_purge` is called when kvd dropped a tenant's blocks since the look before.
     """
 
     node: str
     operator: KvdOperator
     board: NodeBoard
+    on_purge: Callable[[], object]
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _is_connected: bool = False
     _peer_address: str = ""
+    _num_purges: int | None = None
 
     @property
     def peer_address(self) -> str:
@@ -60,6 +64,10 @@ class NodeReporter:
             self._is_connected = False
             report = NodeReport(node=self.node)
         self._peer_address = report.peer_address
+        if report.kvd is not None:
+            if self._num_purges is not None and report.kvd.num_purges > self._num_purges:
+                self.on_purge()
+            self._num_purges = report.kvd.num_purges  # a daemon that started anew counts from 0
         return report
 
     def _run(self) -> None:

@@ -84,7 +84,10 @@ def purge_command(
     socket: Socket = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Drop a tenant's blocks from DRAM and NVMe, but for those in use at this moment."""
+    """Drop a tenant's blocks from DRAM and NVMe, but for those in use at this moment.
+
+    Within seconds the workers of this machine forget what they keep in HBM for reuse, of all tenants.
+    """
     with _operator(socket, data_dir) as operator:
         num_blocks = kv.purge(operator, tenant)
     typer.echo(f"{num_blocks} blocks of {tenant} dropped")

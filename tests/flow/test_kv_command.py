@@ -39,6 +39,10 @@ def blocks_of(rig: Rig, tenant: str | None = None) -> list[ListedBlock]:
         return list(operator.listed(Tier.DRAM, owner_of(tenant) if tenant else b""))
 
 
+def cached_in_hbm(rig: Rig) -> int:
+    return sum(beat["num_cached_blocks"] for beat in rig.beats().values())
+
+
 async def test_a_warmed_prompt_is_a_hit_and_the_tiers_show_it(rig: Rig, tmp_path: Path) -> None:
     prompts = [f"{number} {'a typical prompt ' * 6}" for number in range(6)]
     file = tmp_path / "prompts.txt"
@@ -84,6 +88,7 @@ async def test_a_purge_drops_one_tenants_blocks_and_no_others(rig: Rig) -> None:
             http, "something of the default tenant, long enough for blocks", max_tokens=1
         )
     wait_until(lambda: len(blocks_of(rig, "default")) >= 3, 20, "blocks of the tenant")
+    wait_until(lambda: cached_in_hbm(rig) > 0, 20, "blocks in the worker's HBM")
     purged = pointsman(rig, "kv", "purge", "--tenant", "nobody-of-this-name")
     assert (purged.returncode, purged.stdout.split()[0]) == (0, "0")
     assert " 16 " in pointsman(rig, "kv", "ls", "--tenant", "default").stdout
@@ -91,6 +96,7 @@ async def test_a_purge_drops_one_tenants_blocks_and_no_others(rig: Rig) -> None:
     assert purged.returncode == 0
     assert int(purged.stdout.split()[0]) >= 3
     wait_until(lambda: not blocks_of(rig, "default"), 20, "no blocks of the tenant")
+    wait_until(lambda: cached_in_hbm(rig) == 0, 20, "no blocks in the worker's HBM either")
 
 
 def test_a_killed_cache_daemon_shows_on_the_metrics_page(rig: Rig) -> None:

@@ -61,6 +61,7 @@ class NodeCache:
         self._layout: BlockLayout | None = None
         self._promotion = Promotion(self._dram, nvme)
         self._num_commits_refused = 0
+        self._num_purges = 0
         self.write_back = WriteBack(self._dram, nvme, limits)
         self.arrivals = Arrivals(self._dram, self.write_back)
 
@@ -241,6 +242,7 @@ class NodeCache:
 
     def purge(self, owner: bytes) -> int:
         """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
+        self._num_purges += 1
         keys = {*self._dram.directory.keys_of(owner), *self._nvme.keys_of(owner)}
         self.discard(sorted(keys))
         return len(keys)
@@ -295,6 +297,7 @@ class NodeCache:
             num_leases=directory.num_leases,
             num_reservations=directory.count_states()[SlotState.RESERVED],
             num_commits_refused=self._num_commits_refused,
+            num_purges=self._num_purges,
             tiers={Tier.DRAM.value: self._dram.stats(), Tier.NVME.value: self._nvme.stats()},
         )
 

@@ -155,7 +155,8 @@ class LendingStats:
 class KvdStats:
     """The daemon. `tiers` by name ("dram", "nvme"); `block_bytes` 0 before the first holder.
 
-    `peers` by address, those asked last.
+    `num_purges`: after one more, holders forget what they keep for reuse themselves. `peers` by
+    address, those asked last.
     """
 
     block_bytes: int
@@ -166,6 +167,7 @@ class KvdStats:
     tiers: dict[str, TierStats]
     peers: dict[str, PeerStats] = field(default_factory=dict)
     lending: LendingStats = LendingStats()
+    num_purges: int = 0
 
     def to_map(self) -> dict[str, Any]:
         """Plain values for the wire."""
