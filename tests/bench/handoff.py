@@ -5,7 +5,9 @@
 One process writes the blocks into kvd's slab and commits, this one leases and loads them. "ids" is
 the time from asking kvd for the lease to having it: after it the blocks could be used in place.
 "copy" is lease.load of all blocks: copy into a pool of this process and verification of the copy;
-"memcpy" copies as many bytes between two arrays of this process, after the same question to kvd.
+"memcpy" copies as many bytes between two arrays of this process, after the same question to kvd;
+"unchecked" copies the blocks' own bytes out of the slab into the pool: what it lacks of memcpy is the
+price of small pages (see shmem_enabled in README.md), and the rest of "copy" that of the checksum.
 Rounds of all ways are interleaved, so that other work on the machine hits them alike.
 """
 
@@ -107,6 +109,19 @@ class Ways:
         self.client.release(lease)
         return took_s
 
+    def unchecked(self) -> float:
+        """Copy leased blocks into the pool as they are."""
+        lease = self.client.acquire(self.keys)
+        slab = self.client._slab
+        if slab is None:
+            raise RuntimeError("kvd is away")
+        began_s = time.perf_counter()
+        for row, block in zip(self.pool, lease.blocks, strict=True):
+            row[: block.num_bytes] = slab.view(block.slot)[: block.num_bytes]
+        took_s = time.perf_counter() - began_s
+        self.client.release(lease)
+        return took_s
+
     def memcpy(self) -> float:
         """Copy the same number of bytes between two arrays of this process.
 
@@ -170,6 +185,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
             "ids": mine.ids,
             "copy": mine.copy,
             "memcpy": mine.memcpy,
+            "unchecked": mine.unchecked,
         }
         medians = with_redis(ways, options, folder)
     finally:
