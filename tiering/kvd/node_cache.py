@@ -90,13 +90,15 @@ class NodeCache:
             LayoutNotPacked: the block size is the same, but this kvd packs the blocks of another layout.
             ValueError: a block has no byte.
         """
-        if self.block_bytes == block_bytes:
-            if self._nvme.form and layout != self._layout:
-                raise LayoutNotPacked(str(layout), str(self._layout))
+        if (block_bytes, layout) == (self.block_bytes, self._layout):
             return
         num_used = self._dram.directory.num_used + self._nvme.num_used
         if self.block_bytes and (num_other_holders or num_used):
-            raise LayoutMismatch(block_bytes, self.block_bytes)
+            if block_bytes != self.block_bytes:
+                raise LayoutMismatch(block_bytes, self.block_bytes)
+            if self._nvme.form:
+                raise LayoutNotPacked(str(layout), str(self._layout))
+            return
         self._dram.lay_out(block_bytes)
         self._layout = layout if layout and layout.block_bytes == block_bytes else None
         self._nvme.fit(block_bytes, self._layout)

@@ -126,6 +126,15 @@ def test_holders_of_another_layout_of_the_same_size_are_refused(kvd: KvdProcess)
         kvd.client(block_bytes=other.block_bytes, namespace=f"{other.describe()}.0123456789abcdef")
 
 
+def test_a_holder_that_does_not_say_its_layout_settles_nothing_for_those_who_do(
+    kvd: KvdProcess,
+) -> None:
+    kvd.start(nvme_bytes=1 << 20, nvme_compression="int8")
+    kvd.client(block_bytes=LAYOUT.block_bytes).close()
+    client = kvd.client(block_bytes=LAYOUT.block_bytes, namespace=NAMESPACE)
+    assert client.stats().tiers["nvme"].form == "int8.v1"
+
+
 def test_a_block_with_an_infinity_goes_no_further_than_dram(
     kvd: KvdProcess, eventually: Eventually
 ) -> None:
