@@ -12,6 +12,7 @@ import pytest
 from tiering.block_layout import BlockLayout
 from tiering.errors import KvdUnavailable
 from tiering.kvd.client import KvdClient
+from tiering.kvd.operator import KvdOperator
 
 if TYPE_CHECKING:
     from conftest import KvdProcess
@@ -127,10 +128,12 @@ def test_holders_of_another_layout_of_the_same_size_are_refused(kvd: KvdProcess)
 
 
 def test_a_holder_that_does_not_say_its_layout_settles_nothing_for_those_who_do(
-    kvd: KvdProcess,
+    kvd: KvdProcess, eventually: Eventually
 ) -> None:
     kvd.start(nvme_bytes=1 << 20, nvme_compression="int8")
     kvd.client(block_bytes=LAYOUT.block_bytes).close()
+    with KvdOperator(kvd.socket_path, "test") as operator:
+        eventually(lambda: operator.stats().num_holders == 0)
     client = kvd.client(block_bytes=LAYOUT.block_bytes, namespace=NAMESPACE)
     assert client.stats().tiers["nvme"].form == "int8.v1"
 
