@@ -88,8 +88,9 @@ __attribute__((noinline)) void add_int8_group(const int8_t* values, const uint8_
   }
   for (int64_t four = 0; four < kGroupInputs / 4; ++four, columns += 4 * kPanelColumns) {
     if constexpr (Streams) {  // as in add_products
-      _mm_prefetch(reinterpret_cast<const char*>(columns + 2048), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(columns + 2112), _MM_HINT_T0);
+      const char* ahead = reinterpret_cast<const char*>(columns) + kAheadBytes;
+      _mm_prefetch(ahead, _MM_HINT_T0);
+      _mm_prefetch(ahead + 64, _MM_HINT_T0);
     }
     const __m512i left = _mm512_loadu_si512(columns);
     const __m512i right = _mm512_loadu_si512(columns + 64);
