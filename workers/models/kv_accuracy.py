@@ -10,43 +10,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pipeline.intake.hf_vocabulary import HfVocabulary
 from tiering.block_codec import Compression, codec_of
 from workers.hbm_pool import ByteArray
-from workers.model import Float32Array, Int64Array, ModelRunner
+from workers.model import Int64Array, ModelRunner
 from workers.models.bench import EngineBench, Lane
 from workers.models.load import load_runner
+from workers.models.perplexity import Tally, surprise_of, texts_to_read, tokens_of, windows_of
 
-_ROOT = Path(__file__).resolve().parents[2]
-_DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/reliability.md")
 _STEP_TOKENS = 256
 
 
 @dataclass(slots=True)
-class Score:
-    """One form over all windows so far."""
+class Score(Tally):
+    """Of one form: the tokens read after the prefix."""
 
     compression: Compression
     block_bytes: int
-    num_tokens: int = 0
-    num_agreeing: int = 0
-    surprise: float = 0.0  # negative log-likelihood, natural logarithm
-
-    @property
-    def perplexity(self) -> float:
-        """Of the tokens read after the prefix."""
-        return float(np.exp(self.surprise / self.num_tokens))
-
-    @property
-    def agreement(self) -> float:
-        """Share of places where the likeliest token is the one without compression."""
-        return self.num_agreeing / self.num_tokens
 
 
 class Trial:
@@ -105,19 +90,6 @@ class Trial:
         self._bench.hbm.settle()
 
 
-def surprise_of(logits: Float32Array, targets: Int64Array) -> float:
-    """Sum of -log p(target) over rows."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    totals = np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
-    return float((totals - shifted[np.arange(len(targets)), targets]).sum())
-
-
-def windows_of(tokens: Sequence[int], window_tokens: int, most: int) -> Iterator[Sequence[int]]:
-    """Windows side by side, at most so many; none where the text is too short."""
-    for start in list(range(0, len(tokens) - window_tokens + 1, window_tokens))[:most]:
-        yield tokens[start : start + window_tokens]
-
-
 def table_of(scores: Sequence[Score]) -> str:
     """One line a form, against the first."""
     lines = [f"{'form':<6} {'bytes/block':>12} {'perplexity':>11} {'change':>8} {'same top-1':>11}"]
@@ -144,13 +116,12 @@ def main() -> int:
     import torch  # noqa: PLC0415  # after the arguments, which need none
 
     torch.set_num_threads(options.threads)
-    paths = options.text or [path for name in _DOCUMENTS if (path := _ROOT / name).exists()]
-    text = "\n\n".join(path.read_text(encoding="utf-8") for path in paths)
-    tokens = HfVocabulary.load(options.model).encode(text, special=False)
+    paths = texts_to_read(options.text)
+    tokens = tokens_of(options.model, paths)
     trial = Trial(
         load_runner("torch", options.model, dtype=options.dtype), options.prefix, options.read
     )
-    windows = list(windows_of(tokens, trial.window_tokens, options.windows))
+    windows = windows_of(tokens, trial.window_tokens, options.windows)
     if not windows:
         sys.stderr.write(f"the text has {len(tokens)} tokens, a window {trial.window_tokens}\n")
         return 1

@@ -24,11 +24,10 @@ _DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/reliabili
 _STEP_TOKENS = 256
 
 
-@dataclass(slots=True)
-class Score:
-    """A form over all windows so far; `surprise` is a negative log-likelihood, natural logarithm."""
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Over all windows so far; `surprise` is a negative log-likelihood, natural logarithm."""
 
-    form: str
     num_tokens: int = 0
     num_agreeing: int = 0
     surprise: float = 0.0
@@ -42,6 +41,13 @@ class Score:
     def agreement(self) -> float:
         """Share of places where the likeliest token is that of the first form."""
         return self.num_agreeing / self.num_tokens
+
+
+@dataclass(slots=True)
+class Score(Tally):
+    """Of one form."""
+
+    form: str
 
 
 class Reader:
@@ -87,6 +93,17 @@ def score_window(readers: Sequence[Reader], scores: Sequence[Score], window: Seq
         score.num_agreeing += int((own == expected).sum())
 
 
+def texts_to_read(named: Sequence[Path] | None) -> list[Path]:
+    """The files named, or the documents of this repository."""
+    return list(named or [path for name in _DOCUMENTS if (path := _ROOT / name).exists()])
+
+
+def tokens_of(model: Path, texts: Sequence[Path]) -> list[int]:
+    """All texts as one, in the tokens of the model in this directory."""
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in texts)
+    return HfVocabulary.load(model).encode(text, special=False)
+
+
 def windows_of(tokens: Sequence[int], window_tokens: int, most: int) -> list[Sequence[int]]:
     """Windows side by side, at most so many; none where the text is too short."""
     starts = range(0, len(tokens) - window_tokens + 1, window_tokens)
@@ -116,9 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     import torch  # noqa: PLC0415  # after the arguments, which need none
 
     torch.set_num_threads(options.threads)
-    paths = options.text or [path for name in _DOCUMENTS if (path := _ROOT / name).exists()]
-    text = "\n\n".join(path.read_text(encoding="utf-8") for path in paths)
-    tokens = HfVocabulary.load(options.model).encode(text, special=False)
+    paths = texts_to_read(options.text)
+    tokens = tokens_of(options.model, paths)
     windows = windows_of(tokens, options.window, options.windows)
     if not windows:
         sys.stderr.write(f"the text has {len(tokens)} tokens, a window {options.window}\n")

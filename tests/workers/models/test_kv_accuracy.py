@@ -7,23 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tiering.block_codec import Compression
 from workers.models.bench import EngineBench
-from workers.models.kv_accuracy import Trial, surprise_of, table_of, windows_of
+from workers.models.kv_accuracy import Trial, table_of
 from workers.models.load import load_runner
+from workers.models.perplexity import surprise_of, windows_of
 
 PREFIX, READ = 64, 24
-
-
-def test_the_surprise_is_the_cross_entropy() -> None:
-    logits = np.random.default_rng(1).normal(size=(7, 50)).astype(np.float32) * 5
-    targets = np.arange(7) * 3
-    expected = torch.nn.functional.cross_entropy(
-        torch.from_numpy(logits), torch.from_numpy(targets), reduction="sum"
-    )
-    assert surprise_of(logits, targets) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_without_compression_it_reads_as_if_nothing_had_been_moved_and_with_it_nearly_so(
