@@ -12,6 +12,7 @@ from pipeline.intake.errors import refusal_of
 from pipeline.intake.response import ChoiceCollector, usage_object
 from pipeline.intake.run import follow_indexed
 from pipeline.intake.tool_calls import ToolRules, split_calls
+from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.stream import RequestStatus
 
@@ -35,7 +36,8 @@ def job_object(status: RequestStatus) -> dict[str, Any]:
         "finish_reason": None if ending.reason is None else str(ending.reason),
         "error": None if refused is None else refused.body()["error"],
         "usage": usage_object(status.usage),
-        "cache": None if status.cache_use is None else status.cache_use.model_dump(mode="json"),
+        "cache": _plain(status.cache_use),
+        "resumed_cache": _plain(status.resumed_use),
         "timing": timing_object(status),
     }
 
@@ -116,3 +118,7 @@ def timing_object(status: RequestStatus) -> dict[str, Any]:
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:
     return None if start_s is None or end_s is None else round(end_s - start_s, 3)
+
+
+def _plain(use: CacheUse | None) -> dict[str, Any] | None:
+    return None if use is None else use.model_dump(mode="json")

@@ -21,7 +21,7 @@ class LoadJob:
     The engine sets `is_abandoned`; the mover then stops at
     the next block. The mover answers every job, after which it touches the blocks no more:
     num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none);
-    num_from_nvme of these blocks were not in DRAM; num_from_peer came from `peer` for this job, who
+    num_from_nvme of the full blocks were not in DRAM; num_from_peer came from `peer` for this job, who
     brought the `pulled` ones of the run to DRAM.
     prefill_tokens_per_s: what recomputing is measured at (0: not known). reason, pull_reason: see
     `CacheUse.load` and `pull`. num_found: blocks of the head run that a tier or a peer had. The

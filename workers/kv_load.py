@@ -132,10 +132,10 @@ class BlockLoader:
                 report.is_truncated = True
                 return index
             self._pool.finish_write(block_id)
-            job.num_from_nvme += block.tier is Tier.NVME
-            job.num_from_peer += block.tier is Tier.DRAM and index in job.pulled
             if index < len(job.keys):
                 job.num_loaded += 1
+                job.num_from_nvme += block.tier is Tier.NVME
+                job.num_from_peer += block.tier is Tier.DRAM and index in job.pulled
             else:
                 job.num_tail_tokens = block.num_tokens
         return len(lease.blocks)

@@ -76,6 +76,8 @@ class SequenceRun:
         """Note where the loaded tokens came from."""
         nvme_tokens = job.num_from_nvme * block_tokens
         peer_tokens = job.num_from_peer * block_tokens
+        if len(job.keys) in job.pulled:
+            peer_tokens += job.num_tail_tokens
         num_tokens = job.num_loaded * block_tokens + job.num_tail_tokens
         num_missed = max(min(job.num_found, len(job.keys)) - job.num_loaded, 0)
         self.cache_use = CacheUse(

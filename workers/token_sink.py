@@ -51,10 +51,14 @@ class SinkListener(Protocol):
 
 @dataclass(slots=True)
 class _OpenLog:
-    """Everything this attempt knows of a request's log, to write it again if the store lost it."""
+    """Everything this attempt knows of a request's log, to write it again if the store lost it.
+
+    The first `num_found_bytes` were there before the attempt.
+    """
 
     sequence: Sequence
     data: bytearray
+    num_found_bytes: int
     num_sent_bytes: int
     ending: str = ""
     scores: bytes | None = None
@@ -97,7 +101,9 @@ class TokenSink:
     def open(self, sequence: Sequence, logged: list[TokenRecord]) -> None:
         """Know a sequence, and the records of earlier attempts, before the engine gets it."""
         data = bytearray(pack_records(logged, sequence.sampling.num_logprobs))
-        self._logs[sequence.request_id, sequence.attempt] = _OpenLog(sequence, data, len(data))
+        self._logs[sequence.request_id, sequence.attempt] = _OpenLog(
+            sequence, data, len(data), len(data)
+        )
 
     def forget(self, request_id: str, attempt: int) -> None:
         """Drop a sequence that will produce nothing more."""
@@ -239,6 +245,7 @@ class TokenSink:
 
 
 def _cache_use(entry: _OpenLog) -> str:
-    """Told once, with the first token."""
+    """Told with the first tokens of the attempt."""
     use = entry.sequence.cache_use
-    return use.model_dump_json() if use is not None and not entry.num_sent_bytes else ""
+    is_first = entry.num_sent_bytes in (0, entry.num_found_bytes)
+    return use.model_dump_json() if use is not None and is_first else ""

@@ -21,7 +21,8 @@ _TIME_FIELDS = {
 }
 STATUS_FIELDS = (
     "state", "model", "tenant", "sampling", "num_prompt", "cached", "ending", "node", "attempt",
-    "workers", "body_digest", "cache_use", *_TIME_FIELDS.values(),
+    "workers", "body_digest", "cache_use", "resumed_use",
+    *_TIME_FIELDS.values(),
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def read_status(
         workers=tuple(fields["workers"].split()),
         body_digest=fields["body_digest"],
         cache_use=read_cache_use(fields["cache_use"]),
+        resumed_use=read_cache_use(fields["resumed_use"]),
     )
 
 

@@ -29,7 +29,8 @@ _PACK = msgpack.Packer(use_bin_type=False).pack
 class LogWrite(NamedTuple):
     """Bytes for one token log. `ending` is empty while the request goes on.
 
-    `cache_use`: a `CacheUse` as JSON, kept with the first bytes of the log.
+    `cache_use`: a `CacheUse` as JSON, told with the first bytes of an attempt, and kept as the request's
+    own or, if the log was begun by others, as that of the last worker that took it up again.
     """
 
     request_id: str

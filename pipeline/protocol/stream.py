@@ -69,7 +69,11 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """A request as the ledger knows it now. `workers`: all that had it, in order."""
+    """A request as the ledger knows it now. `workers`: all that had it, in order.
+
+    cache_use: of the worker that began the answer. resumed_use: of the last one that took it up again,
+    after a hand-over or from a lost worker; its tokens are all that were known, not only the prompt's.
+    """
 
     request_id: str
     state: RequestState
@@ -84,3 +88,4 @@ class RequestStatus:
     workers: tuple[str, ...] = ()
     body_digest: str = ""
     cache_use: CacheUse | None = None
+    resumed_use: CacheUse | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.flow.rig import REPOSITORY, Rig, wait_until
-from tests.flow.talk import client, text_of
+from tests.flow.talk import JobReading, client, submit_job, text_of
 from tiering.kvd.operator import KvdOperator
 from tiering.kvd.stats import KvdStats
 
@@ -91,6 +91,16 @@ async def test_a_hand_over_to_another_node_brings_its_blocks_along(
     rig.wait_at_rest()
     lent = kvd_stats(rig, "node-a").lending.num_blocks
     assert lent >= sum(len(prompt) // BLOCK for prompt in prompts)
+    async with client(rig) as http:
+        job_id = await submit_job(http, tokens(50, 150), max_tokens=4)
+        await JobReading(job_id).read_through(http)
+        job = (await http.get(f"/v1/jobs/{job_id}")).json()
+    assert job["cache"]["load"] == "absent", "the prefill node had nothing"
+    resumed = job["resumed_cache"]
+    assert (resumed["pull"], resumed["peer"]) == ("always", "node-a")
+    assert (resumed["peer_tokens"], resumed["recomputed_tokens"]) == (150, 0)
+    assert resumed["hbm_tokens"] == resumed["dram_tokens"] == resumed["nvme_tokens"] == 0
+    assert resumed["taken_ms"] > 0
     num_decoded = len(prompts) * 18
     wait_until(
         lambda: counted(rig, "node-b", "num_decode_tokens") - decoded >= num_decoded, 20, "decode"

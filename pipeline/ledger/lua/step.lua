@@ -43,6 +43,8 @@ for _ = 1, tonumber(ARGV[3]) do
       if ARGV[i + 6] ~= '' then redis.call('HSETNX', key, 'cache_use', ARGV[i + 6]) end
       redis.call('HSETNX', key, 'first_ms', now_ms())
       redis.call('EXPIRE', tokens_key(id), 86400)
+    elseif ARGV[i + 6] ~= '' then
+      redis.call('HSET', key, 'resumed_use', ARGV[i + 6])
     end
     if ending ~= '' then
       -- What the first attempt found cached counts, whoever ends it.
