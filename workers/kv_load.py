@@ -72,7 +72,7 @@ class BlockLoader:
         return report
 
     def prefetch(self, client: KvdClient, job: PrefetchJob) -> int:
-        """Bring a piece of what a waiting run wants up from NVMe; how many blocks came.
+        """Bring a piece of what a waiting run wants up from NVMe; how many blocks.
 
         A piece, for a load that comes meanwhile must not find the disk busy with all of it. The job
         keeps the keys that are left, or none if going on is of no use.
@@ -85,7 +85,7 @@ class BlockLoader:
         lease = client.acquire(piece, wait_s=_PIECE_WAIT_S)
         client.release(lease)
         job.keys = wanted[len(piece) :] if len(lease.blocks) == len(piece) else []
-        return len(lease.blocks)
+        return len(piece)
 
     def _run(self, num_dram: int, num_all: int) -> Run:
         return Run(num_dram * self._block_tokens, (num_all - num_dram) * self._block_tokens)

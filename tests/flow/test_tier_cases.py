@@ -118,14 +118,14 @@ async def test_jobs_and_answers_tell_where_their_kv_came_from_and_metrics_sum_it
         {**nothing, "dram_tokens": 96, "load": "always", "taken_ms": taken_ms},
     ]
     prefix = "pointsman_worker_kv_load"
-    dram = '{role="prefill",tier="dram",worker="prefill-0@node-a"}'
+    dram = '{model="m",role="prefill",tier="dram",worker="prefill-0@node-a"}'
     wait_until(
         lambda: rig.metric(f"{prefix}_bytes{dram}") == 6 * DIGEST_BLOCK_BYTES,
         5,
         "the heartbeat with the loads",
     )
     assert rig.metric(f"{prefix}_seconds{dram}") > 0
-    assert rig.metric(f'{prefix}s{{reason="absent"') > 0
+    assert rig.metric(f'{prefix}s{{model="m",reason="absent"') > 0
 
     async with client(rig) as http:
         fields = request_body(tokens(1, 100), max_tokens=4)
