@@ -72,7 +72,7 @@ class KvdClient:
 
         Raises:
             KvdUnavailable: nobody answers, or not in time.
-            LayoutMismatch: kvd serves another block size; both are named.
+            LayoutMismatch: kvd serves smaller blocks; both sizes are named.
         """
         self.close()
         welcome = self._connection.open(self._holder, self._block_bytes, self._namespace)
@@ -84,7 +84,7 @@ class KvdClient:
             raise self._broken_off(error) from error
         finally:
             os.close(welcome.slab_fd)
-        self._slab = DramSlab(memory, self._block_bytes)
+        self._slab = DramSlab(memory, welcome.slot_bytes)  # cut for the largest blocks of the node
         self._session = welcome.session
 
     def close(self) -> None:

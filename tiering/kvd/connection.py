@@ -23,6 +23,7 @@ class Welcome:
     """kvd's answer to a greeting; `slab_fd` is the receiver's to close, -1 for an operator."""
 
     session: bytes
+    slot_bytes: int
     slab_bytes: int
     slab_fd: int = _NO_FD
 
@@ -58,7 +59,7 @@ class KvdConnection:
 
         Raises:
             KvdUnavailable: nobody answers, or not in time.
-            LayoutMismatch: kvd serves another block size; both are named.
+            LayoutMismatch: kvd serves smaller blocks; both sizes are named.
         """
         self.close()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -110,9 +111,9 @@ class KvdConnection:
             match status, value:
                 case Status.LAYOUT_MISMATCH, [int() as wanted_bytes, int() as served_bytes]:
                     raise LayoutMismatch(wanted_bytes, served_bytes)
-                case Status.OK, [bytes() as session, int(), int() as slab_bytes]:
+                case Status.OK, [bytes() as session, int() as slot_bytes, int() as slab_bytes]:
                     slab_fd = fds.pop() if fds else _NO_FD
-                    return Welcome(session, slab_bytes, slab_fd)
+                    return Welcome(session, slot_bytes, slab_bytes, slab_fd)
                 case _:
                     raise ProtocolViolation(f"greeting refused: {value}")
         finally:

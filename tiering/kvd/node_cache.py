@@ -69,7 +69,7 @@ class NodeCache:
 
     @property
     def block_bytes(self) -> int:
-        """Block size that the first holder asked for; 0 before it."""
+        """Largest block that fits a slot, as the first holder asked for it; 0 before it."""
         return self._dram.block_bytes
 
     @property
@@ -80,13 +80,14 @@ class NodeCache:
     def accept_layout(
         self, block_bytes: int, num_other_holders: int, layout: BlockLayout | None = None
     ) -> None:
-        """Lay the slabs out for the first holder; later ones must ask for the same.
+        """Lay the slabs out for the first holder; later ones must not ask for more.
 
-        An NVMe file of another layout is cut anew for the first holder of this process. `layout` is
-        None where the holder does not say it; its blocks are not packed then.
+        Smaller blocks, of another model on this node, lie in slots of the same size, unless blocks are
+        packed. An NVMe file of another layout is cut anew for the first holder of this process.
+        `layout` is None where the holder does not say it; its blocks are not packed then.
 
         Raises:
-            LayoutMismatch: the slabs are in use with another block size.
+            LayoutMismatch: the slabs are in use with smaller blocks, or with packed ones of another size.
             LayoutNotPacked: the block size is the same, but this kvd packs the blocks of another layout.
             ValueError: a block has no byte.
         """
@@ -94,9 +95,10 @@ class NodeCache:
             return
         num_used = self._dram.directory.num_used + self._nvme.num_used
         if self.block_bytes and (num_other_holders or num_used):
-            if block_bytes != self.block_bytes:
+            is_packed = bool(self._nvme.form)
+            if block_bytes > self.block_bytes or (is_packed and block_bytes != self.block_bytes):
                 raise LayoutMismatch(block_bytes, self.block_bytes)
-            if self._nvme.form:
+            if is_packed:
                 raise LayoutNotPacked(str(layout), str(self._layout))
             return
         self._dram.lay_out(block_bytes)
