@@ -43,6 +43,8 @@ def model_routes(services: Services) -> APIRouter:
         services.caller(request)
         if not name:
             raise NotFound
+        if name not in services.models.by_name:
+            await services.models.look()
         return json_answer(await shown(name, services.models.find(name)))
 
     return router

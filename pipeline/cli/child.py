@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from pipeline.cli import leash
 from pipeline.cli.backoff import Backoff
 
@@ -37,7 +39,7 @@ class Part:
 
 @dataclass(slots=True)
 class Child:
-    """A part and the process that runs it now."""
+    """A part and the process that runs it now. One that is not wanted is ended and not started again."""
 
     part: Part
     log_path: Path
@@ -47,6 +49,8 @@ class Child:
     restart_at_s: float = 0.0
     was_ready: bool = False
     is_down: bool = False
+    is_wanted: bool = True
+    told_to_end_s: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
     _log_start_bytes: int = 0
 
@@ -75,6 +79,7 @@ class Child:
             )
         self.started_s = time.monotonic()
         self.was_ready = False
+        self.told_to_end_s = None
         return self.process.pid
 
     @property
@@ -98,6 +103,17 @@ class Child:
         """The last lines of this life's log."""
         text = self.log_of_this_life()[-TAIL_BYTES:].decode(errors="replace")
         return "\n".join(text.splitlines()[-num_lines:]) or "(nothing was written)"
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that would be free without the process: what it shares with others does not count."""
+        if self.process is None:
+            return 0
+        try:
+            memory = psutil.Process(self.process.pid).memory_info()
+        except psutil.Error:
+            return 0
+        return max(0, int(memory.rss - memory.shared))
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the process and what it started."""

@@ -68,11 +68,10 @@ class Deployment:
             "kvd", module_command("tiering.kvd"), env, log_says("kvd_ready"), KVD_RANK, 20.0
         )
 
-    def workers(self) -> list[Part]:
-        """All workers; each gets its share of the cores, set before any library starts threads."""
+    def workers_of(self, plan: ModelPlan) -> list[Part]:
+        """A model's workers; each gets its share of the cores, set before any library starts threads."""
         return [
             self._worker(plan, role, index)
-            for plan in self.plans
             for role, count in self.options.workers.items()
             for index in range(count)
         ]

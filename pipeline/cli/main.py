@@ -32,6 +32,7 @@ from pipeline.cli.single_parts import become, become_flower
 
 DEFAULT_PORT = 8000
 DEFAULT_FLOWER_PORT = 5555
+_MODEL_MEMORY = "--model-memory"
 
 app = typer.Typer(
     help="Queue-based LLM inference: prefill and decode workers on Celery, tiered KV blocks.",
@@ -79,6 +80,16 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
     workers: Annotated[
         str, typer.Option(help="How many of which role, for each model: prefill, decode, both.")
     ] = "prefill=1,decode=1",
+    model_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for the workers of all models; one that is asked for makes one not used go.",
+            show_default="all models stay",
+        ),
+    ] = None,
+    keep_warm: Annotated[
+        list[str] | None, typer.Option(help="A model that always stays; once or more.")
+    ] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="A running Redis.", show_default="one of our own")
     ] = None,
@@ -116,6 +127,8 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
             kv_dram_bytes=_dram_bytes(kv_dram),
             kv_nvme_bytes=_nvme_bytes(kv_nvme, directory.path),
             drain_s=drain_s,
+            model_bytes=None if model_memory is None else parse_bytes(model_memory, _MODEL_MEMORY),
+            keep_warm=tuple(keep_warm or ()),
         )
         serve(options, directory, Screen(Console()))
     except CommandRefused as error:

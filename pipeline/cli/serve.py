@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import redis
@@ -16,8 +17,10 @@ from pipeline.cli.deployment import CLIENT_ONLY_NAMES, Deployment, refresh_flowe
 from pipeline.cli.embedded_redis import EmbeddedRedis
 from pipeline.cli.errors import CommandRefused, PortTaken, RedisUnreachable, StopRequested
 from pipeline.cli.flower import FLOWER_USER
+from pipeline.cli.model_keeper import ModelKeeper
 from pipeline.cli.model_store import ModelPlan, convert, plan_models
 from pipeline.cli.redis_binary import REQUIRED_MAJOR, find_redis_binary
+from pipeline.cli.resident_models import ResidentModels, make_keeper
 from pipeline.cli.screen import Screen
 from pipeline.cli.serve_options import ServeOptions
 from pipeline.cli.signal_inbox import SignalInbox
@@ -50,10 +53,10 @@ def serve(options: ServeOptions, data_dir: DataDirectory, screen: Screen) -> Non
         stack.callback(screen.settle)
         stack.callback(supervisor.stop)
         try:
-            deployment = _start(options, data_dir, screen, supervisor, (plans, sockets))
+            deployment, keeper = _start(options, data_dir, screen, supervisor, (plans, sockets))
             screen.settle()
             screen.console.print(welcome_text(deployment), soft_wrap=True, highlight=False)
-            supervisor.watch()
+            _watch(deployment, supervisor, keeper)
         except StopRequested:
             screen.settle()
         except CommandRefused:
@@ -68,7 +71,7 @@ def _start(
     screen: Screen,
     supervisor: Supervisor,
     found: tuple[list[ModelPlan], Path],
-) -> Deployment:
+) -> tuple[Deployment, ModelKeeper | None]:
     plans, sockets = found
     server = EmbeddedRedis(data_dir.redis) if options.redis_url is None else None
     deployment = Deployment(
@@ -87,13 +90,38 @@ def _start(
         screen.say("redis: the given one answers")
     for plan in plans:
         _convert(plan, screen, supervisor)
+    keeper = make_keeper(options, plans)
     supervisor.start([deployment.kvd()], START_LIMIT_S)
-    supervisor.start(deployment.workers(), WORKER_START_LIMIT_S)
+    _start_workers(deployment, supervisor, keeper)
     supervisor.start([deployment.gateway()], START_LIMIT_S)
     if options.flower_port is not None:
         supervisor.start([deployment.flower()], START_LIMIT_S)
         refresh_flower(deployment)
-    return deployment
+    return deployment, keeper
+
+
+def _start_workers(
+    deployment: Deployment, supervisor: Supervisor, keeper: ModelKeeper | None
+) -> None:
+    """One model after the other: the node's cache is cut for the blocks of the first."""
+    wanted = None if keeper is None else keeper.begin(time.monotonic())
+    for plan in deployment.plans:
+        parts = deployment.workers_of(plan)
+        if wanted is None or plan.name in wanted:
+            supervisor.start(parts, WORKER_START_LIMIT_S)
+        else:
+            supervisor.add(parts)
+
+
+def _watch(deployment: Deployment, supervisor: Supervisor, keeper: ModelKeeper | None) -> None:
+    if keeper is None:
+        supervisor.watch()
+        return
+    parts = {
+        plan.name: [part.name for part in deployment.workers_of(plan)] for plan in deployment.plans
+    }
+    with closing(ResidentModels(supervisor, keeper, parts, deployment.redis_url)) as residents:
+        supervisor.watch(residents.tick)
 
 
 def _convert(plan: ModelPlan, screen: Screen, supervisor: Supervisor) -> None:

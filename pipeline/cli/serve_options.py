@@ -29,7 +29,8 @@ class ServeOptions:
 
     `models` are directories, GGUF files or script files; without any, the packaged model is served.
     `workers` are so many of each role for each model.
-    `flower_port` None leaves Flower out; `redis_url` None starts a Redis of our own.
+    `model_bytes`: of all models' workers together, who are then started when they are asked for; None:
+    all stay. `keep_warm` are models that always stay. `flower_port` None leaves Flower out; `redis_url` None starts a Redis of our own.
     """
 
     host: str
@@ -43,6 +44,8 @@ class ServeOptions:
     kv_dram_bytes: int
     kv_nvme_bytes: int
     drain_s: float
+    model_bytes: int | None = None
+    keep_warm: tuple[str, ...] = ()
 
     @property
     def num_workers(self) -> int:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 
 from pipeline.cli import guardian
@@ -77,13 +77,37 @@ class Supervisor:
         if self._inbox.num_stop_requests:
             raise StopRequested
 
-    def watch(self) -> None:
-        """Restart what dies until a signal to stop comes."""
+    def add(self, parts: Sequence[Part]) -> None:
+        """Know parts that nobody wants yet."""
+        for part in parts:
+            child = Child(part, self._data_dir.log_path(part.name), self._keep_fds)
+            child.is_wanted = False
+            self._children.append(child)
+
+    def want(self, names: Collection[str], *, is_wanted: bool) -> None:
+        """From the next look on these parts run, or end."""
+        for child in self._named(names):
+            child.is_wanted = is_wanted
+
+    def are_ready(self, names: Collection[str]) -> bool:
+        """Each of them said so in its present life."""
+        return all(child.check_ready() for child in self._named(names))
+
+    def num_bytes(self, names: Collection[str]) -> int:
+        """Memory that their processes take."""
+        return sum(child.num_bytes for child in self._named(names))
+
+    def watch(self, on_look: Callable[[float], None] = lambda _: None) -> None:
+        """Restart what dies until a signal to stop comes; `on_look` gets the time before each look."""
         while not self._inbox.num_stop_requests:
             now_s = time.monotonic()
+            on_look(now_s)
             for child in self._children:
                 self._look_after(child, now_s)
             self._inbox.wait(POLL_S * 5)
+
+    def _named(self, names: Collection[str]) -> list[Child]:
+        return [child for child in self._children if child.part.name in names]
 
     def stop(self) -> None:
         """End all children by rank, each rank within its drain limit; a second signal hurries."""
@@ -111,7 +135,9 @@ class Supervisor:
         name = child.part.name
         if child.is_down:
             return
-        if child.process is None:
+        if not child.is_wanted:
+            self._let_go(child, now_s)
+        elif child.process is None:
             if now_s >= child.restart_at_s:
                 self._spawn(child)
         elif not child.is_running:
@@ -128,6 +154,19 @@ class Supervisor:
             )
         elif not child.was_ready and child.check_ready():
             self._screen.say(f"{name} is ready again")
+
+    def _let_go(self, child: Child, now_s: float) -> None:
+        if child.process is None:
+            return
+        if not child.is_running:
+            self._reap(child)
+            child.restart_at_s = 0.0
+            self._screen.say(f"{child.part.name} has made room")
+        elif child.told_to_end_s is None:
+            child.told_to_end_s = now_s
+            child.signal_group(signal.SIGTERM)
+        elif now_s - child.told_to_end_s > child.part.drain_s:
+            child.signal_group(signal.SIGKILL)
 
     def _spawn(self, child: Child) -> None:
         self._tell_guardian(child.spawn())

@@ -32,7 +32,7 @@ def deployment(*plans: ModelPlan) -> Deployment:
 
 
 def test_one_model_has_workers_that_are_called_by_their_role() -> None:
-    parts = deployment(PLANS[0]).workers()
+    parts = deployment(PLANS[0]).workers_of(PLANS[0])
     assert [part.name for part in parts] == ["prefill-0", "decode-0", "decode-1"]
     assert {part.env["POINTSMAN_MODEL_NAME"] for part in parts} == {"first"}
 
@@ -42,7 +42,7 @@ def test_each_model_has_all_workers_and_they_share_the_cores(
 ) -> None:
     monkeypatch.setenv("POINTSMAN_MODEL_ALIASES", "small")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(12))
-    parts = deployment(*PLANS).workers()
+    parts = [part for plan in PLANS for part in deployment(*PLANS).workers_of(plan)]
 
     assert len(parts) == len({part.name for part in parts}) == 6
     told = {

@@ -135,6 +135,33 @@ def test_a_part_that_was_told_to_leave_stays_down_and_the_others_run_on(scene: S
     assert "a was drained; it is down until serve is started again" in scene.shown.getvalue()
 
 
+def test_a_part_runs_while_it_is_wanted(scene: Scene) -> None:
+    supervisor = scene.supervisor
+    supervisor.add([part("a", POLITE)])
+    steps = iter(
+        [
+            lambda: supervisor.want(["a"], is_wanted=True),
+            lambda: supervisor.are_ready(["a"]) and supervisor.num_bytes(["a"]) > 0,
+            lambda: supervisor.want(["a"], is_wanted=False),
+            lambda: "a has made room" in scene.shown.getvalue() and not supervisor.num_bytes(["a"]),
+            lambda: supervisor.want(["a"], is_wanted=True),
+            lambda: len(scene.pids("a")) == 2,
+        ]
+    )
+    step = [next(steps)]
+    is_over = threading.Event()
+
+    def on_look(_: float) -> None:
+        if step[0]() in (None, True):
+            step[0] = next(steps, lambda: is_over.set() or False)
+
+    thread = signal_when(is_over.is_set)
+    supervisor.watch(on_look)
+    thread.join()
+    assert is_over.is_set()
+    assert "told to end" in scene.log("a")
+
+
 def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_last_words(
     scene: Scene,
 ) -> None:
