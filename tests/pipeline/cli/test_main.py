@@ -54,6 +54,8 @@ def test_serve_has_the_documented_options() -> None:
         "--port",
         "--data-dir",
         "--model",
+        "--model-memory",
+        "--keep-warm",
         "--engine",
         "--workers",
         "--redis-url",
