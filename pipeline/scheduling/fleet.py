@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -135,12 +135,17 @@ class Fleet:
         """Names of models that have a worker, alive or not, by slug."""
         return {state.slug: state.model for state in self.workers.values() if state.model}
 
-    def usable(self) -> list[WorkerState]:
-        """Workers that may get new work: heard of lately, able to, and not on their way out."""
+    def usable(self, slug: str | None = None) -> list[WorkerState]:
+        """Workers that may get new work: heard of lately, able to, and not on their way out.
+
+        With a slug, those of that model.
+        """
         return [
             state
             for name, state in self.workers.items()
-            if self.ages_s[name] < SUSPECT_S and not (state.is_draining or state.is_stuck)
+            if self.ages_s[name] < SUSPECT_S
+            and not (state.is_draining or state.is_stuck)
+            and (slug is None or state.slug == slug)
         ]
 
     @property
@@ -164,17 +169,8 @@ class Fleet:
         return sorted(name for name, state in self.workers.items() if state.is_stuck)
 
     def unpaired(self) -> list[str]:
-        """Usable prefill workers whose KV blocks no decode node can read: other weights or layout."""
-        readable = {
-            (states[0].slug, frozenset(state.namespace for state in states))
-            for states in self.decode_queues().values()
-        }
-        return sorted(
-            state.worker
-            for state in self.usable()
-            if state.role is Role.PREFILL
-            and (state.slug, frozenset({state.namespace})) not in readable
-        )
+        """See `find_unpaired`, of all usable workers."""
+        return find_unpaired(self.usable())
 
     @property
     def ready(self) -> bool:
@@ -194,16 +190,30 @@ class Fleet:
         """Speed of all workers of a queue together; 0: not known."""
         return sum(state.prefill_tokens_per_s for state in self.usable() if queue in state.queues)
 
-    def decode_queues(self) -> dict[str, list[WorkerState]]:
-        """Usable decode workers by their queue, which is one model's on one node."""
-        queues: dict[str, list[WorkerState]] = {}
-        for state in self.usable():
-            if state.can_decode:
-                queues.setdefault(decode_queue(state.slug, state.node), []).append(state)
-        return queues
-
 
 EMPTY_FLEET = Fleet({}, {})
+
+
+def by_decode_queue(workers: Iterable[WorkerState]) -> dict[str, list[WorkerState]]:
+    """The decode workers among these by their queue, which is one model's on one node."""
+    queues: dict[str, list[WorkerState]] = {}
+    for state in workers:
+        if state.can_decode:
+            queues.setdefault(decode_queue(state.slug, state.node), []).append(state)
+    return queues
+
+
+def find_unpaired(workers: Collection[WorkerState]) -> list[str]:
+    """Prefill workers whose KV blocks no decode node can read: other weights or layout."""
+    readable = {
+        (states[0].slug, frozenset(state.namespace for state in states))
+        for states in by_decode_queue(workers).values()
+    }
+    return sorted(
+        state.worker
+        for state in workers
+        if state.role is Role.PREFILL and (state.slug, frozenset({state.namespace})) not in readable
+    )
 
 
 def _read_state(name: str, state_json: bytes) -> WorkerState:

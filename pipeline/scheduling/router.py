@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pipeline.ledger.keys import prefill_queue, unplaced_queue
-from pipeline.scheduling.fleet import Fleet
+from pipeline.scheduling.fleet import Fleet, WorkerState, by_decode_queue, find_unpaired
 
 
 def choose_entry(fleet: Fleet, slug: str) -> str:
@@ -14,11 +16,12 @@ def choose_entry(fleet: Fleet, slug: str) -> str:
     worker is not paired with a decode node: the queue is shared, and what that worker computed would
     be of no use.
     """
-    mine = fleet.of_model(slug)
-    decode = choose_decode(mine, slug)
+    usable = fleet.usable(slug)
+    decode = _roomiest(usable, None)
     if decode is None:
         return unplaced_queue(slug)
-    return prefill_queue(slug) if mine.num_prefill and not mine.unpaired() else decode
+    has_prefill = any(state.can_prefill for state in usable)
+    return prefill_queue(slug) if has_prefill and not find_unpaired(usable) else decode
 
 
 def choose_decode(fleet: Fleet, slug: str, namespace: str | None = None) -> str | None:
@@ -27,9 +30,13 @@ def choose_decode(fleet: Fleet, slug: str, namespace: str | None = None) -> str 
     Load is occupied places per place; names break ties, so that all routers agree. With a
     `namespace`, only nodes whose KV blocks are interchangeable with it count.
     """
+    return _roomiest(fleet.usable(slug), namespace)
+
+
+def _roomiest(usable: Iterable[WorkerState], namespace: str | None) -> str | None:
     queues = {
         queue: states
-        for queue, states in fleet.of_model(slug).decode_queues().items()
+        for queue, states in by_decode_queue(usable).items()
         if namespace is None or all(state.namespace == namespace for state in states)
     }
 
