@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -97,12 +97,19 @@ class GatewayMetrics:
         registry.register(self.ledger)
 
     def text(
-        self, fleet: Fleet | None, backlog: Backlog | None, nodes: Sequence[NodeReport]
+        self,
+        fleet: Fleet | None,
+        backlog: Backlog | None,
+        nodes: Sequence[NodeReport],
+        models: Mapping[str, str],
     ) -> bytes:
-        """Prometheus' text format; what is None, since Redis is away, is left out."""
+        """Prometheus' text format; what is None, since Redis is away, is left out.
+
+        `models` are their names by slug.
+        """
         self.workers.observe(fleet or EMPTY_FLEET)
         self.tiers.observe(nodes)
-        self.ledger.observe(backlog, (fleet or EMPTY_FLEET).models)
+        self.ledger.observe(backlog, models)
         return generate_latest(self._registry)
 
     def count_ignored(self, fields: Sequence[str]) -> None:

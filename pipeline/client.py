@@ -180,14 +180,14 @@ class PipelineClient:
         """The workers as seen last; nobody before the first look."""
         return self._fleet
 
-    async def fleet(self) -> Fleet:
-        """Live workers, at most two seconds old.
+    async def fleet(self, max_age_s: float = FLEET_STALE_S) -> Fleet:
+        """Live workers, as they were so long ago at most.
 
         Raises:
             StoreUnavailable: the last look at them is older than that.
         """
         now_s = asyncio.get_running_loop().time()
-        if self._fleet_seen_s is None or now_s - self._fleet_seen_s > FLEET_STALE_S:
+        if self._fleet_seen_s is None or now_s - self._fleet_seen_s > max_age_s:
             await self._refresh()
         return self._fleet
 

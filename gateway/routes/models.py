@@ -34,6 +34,7 @@ def model_routes(services: Services) -> APIRouter:
     @router.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models(request: Request) -> Response:
         services.caller(request)
+        await services.models.look()
         models = services.models.by_name
         data = [await shown(name, known) for name, known in models.items()]
         return json_answer({"object": "list", "data": data})

@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.openapi import openapi_document
 from gateway.services import Services
 from pipeline.errors import StoreUnavailable
+from pipeline.ledger.keys import model_slug
 
 READY_LIMIT_S = 0.15
 _GET = ["GET", "HEAD"]
@@ -49,7 +50,8 @@ def ops_routes(services: Services) -> APIRouter:
         fleet, backlog, nodes = await asyncio.gather(
             _soon(client.fleet()), _soon(client.backlog()), _soon(client.node_reports())
         )
-        text = services.metrics.text(fleet, backlog, nodes or [])
+        models = {model_slug(known.name): known.name for known in services.models.by_name.values()}
+        text = services.metrics.text(fleet, backlog, nodes or [], models)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

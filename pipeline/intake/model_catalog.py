@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 MAX_LOADED = 16
 MAX_TRIES = 3  # of one request, whose model may have to make room again
 RETRY_S = 10.0
+LOOK_AGAIN_S = 0.1  # names that nobody knows shall cost little
 _Made = TypeVar("_Made")
 
 
@@ -39,8 +40,8 @@ class FleetWatch(Protocol):
         """As seen last."""
         ...
 
-    def fleet(self) -> Awaitable[Fleet]:
-        """As it is now, nearly. Raises `StoreUnavailable`."""
+    def fleet(self, max_age_s: float) -> Awaitable[Fleet]:
+        """As it was so long ago at most. Raises `StoreUnavailable`."""
         ...
 
 
@@ -97,6 +98,11 @@ class ModelCatalog:
                 self._fleet = fleet
                 self._known.observe(fleet, time.monotonic())
             return self._known.by_name
+
+    async def look(self) -> None:
+        """See who lives now, or just now; where Redis is away, what was seen last stands."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._watch.fleet(LOOK_AGAIN_S)
 
     def find(self, name: str) -> KnownModel:
         """The model that clients call so. Raises `UnknownModel`."""
@@ -193,8 +199,7 @@ class ModelCatalog:
 
     async def _has_come(self, name: str) -> bool:
         """True if a look at the living workers shows a model of this name."""
-        with contextlib.suppress(StoreUnavailable):
-            await self._watch.fleet()
+        await self.look()
         return name in self.by_name
 
     async def _load(self, known: KnownModel) -> None:

@@ -31,7 +31,8 @@ class Watch:
     known_fleet: Fleet = EMPTY_FLEET
     coming: Fleet | None = EMPTY_FLEET
 
-    async def fleet(self) -> Fleet:
+    async def fleet(self, max_age_s: float) -> Fleet:
+        assert max_age_s < 1.0, "a worker that has just come"
         if self.coming is None:
             raise StoreUnavailable("away")
         self.known_fleet = self.coming
