@@ -58,6 +58,23 @@ DataDir = Annotated[
 Engine = Annotated[EngineName | None, typer.Option("--engine", help="digest, script: for tests.")]
 ModelName = Annotated[str | None, typer.Option("--model-name", help="The name that clients use.")]
 KvdSocket = Annotated[Path | None, typer.Option("--kvd-socket", help="The node's cache daemon.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Hugging Face directory or GGUF file (script engine: script file); once or more.",
+        show_default="SmolLM2-135M-Instruct",
+    ),
+]
+ModelMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for the workers of all models; one that is asked for makes one not used go.",
+        show_default="all models stay",
+    ),
+]
+KeepWarm = Annotated[
+    list[str] | None, typer.Option(help="A model that always stays; once or more.")
+]
 Node = Annotated[str | None, typer.Option("--node", help="This machine's name in the pipeline.")]
 
 
@@ -67,29 +84,15 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
     host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the API.", min=1, max=65535)] = DEFAULT_PORT,
     data_dir: DataDir = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Hugging Face directory or GGUF file (script engine: script file); once or more.",
-            show_default="SmolLM2-135M-Instruct",
-        ),
-    ] = None,
+    model: Models = None,
     engine: Annotated[
         EngineName, typer.Option(help="digest and script are test engines.")
     ] = EngineName.TORCH,
     workers: Annotated[
         str, typer.Option(help="How many of which role, for each model: prefill, decode, both.")
     ] = "prefill=1,decode=1",
-    model_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for the workers of all models; one that is asked for makes one not used go.",
-            show_default="all models stay",
-        ),
-    ] = None,
-    keep_warm: Annotated[
-        list[str] | None, typer.Option(help="A model that always stays; once or more.")
-    ] = None,
+    model_memory: ModelMemory = None,
+    keep_warm: KeepWarm = None,
     redis_url: Annotated[
         str | None, typer.Option(help="A running Redis.", show_default="one of our own")
     ] = None,

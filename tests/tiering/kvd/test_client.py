@@ -195,25 +195,6 @@ def test_discarded_blocks_are_gone_unless_they_are_leased(kvd: KvdProcess) -> No
     client.release(lease)
 
 
-def test_smaller_blocks_of_another_model_lie_beside_the_larger_ones(kvd: KvdProcess) -> None:
-    kvd.start()
-    large, small = kvd.client(), kvd.client(block_bytes=3_000)
-    put(large, keys_of(1, 2))
-    data = np.arange(3_000, dtype=np.uint32).view(np.uint8)[:3_000]
-    reservation = only(small.reserve(keys_of(3)))
-    small.write(reservation, data, 16)
-    assert small.commit([reservation]) == 1
-    put(large, keys_of(4))
-
-    lease = small.acquire(keys_of(3))
-    read = np.empty(3_000, dtype=np.uint8)
-    assert small.load(lease, 0, read)
-    assert (read == data).all()
-    assert check(large, keys_of(1, 2, 4)) == 3
-    with pytest.raises(ValueError, match="3001 bytes in a block of 3000"):
-        small.write(reservation, np.empty(3_001, dtype=np.uint8), 16)
-
-
 def test_a_larger_block_size_is_refused_and_both_are_named(kvd: KvdProcess) -> None:
     kvd.start()
     put(kvd.client(), keys_of(1))
