@@ -22,10 +22,16 @@ local function line_key(queue, lane, tenant) return 'line:' .. queue .. ':' .. l
 -- Each model has its own places, lines, limits and trials: a jammed one holds no other. The name of a queue
 -- says whose it is (keys.py): prefill.MODEL, decode.MODEL.NODE, unplaced.MODEL. Queues of the time when
 -- there was one model name none; they are one of their own until they are empty.
+local models = {}
 local function model_of(queue)
-  queue = queue or ''  -- of a request whose key is gone
-  return string.match(queue, '^decode%.([%w_-]+)%.') or string.match(queue, '^prefill%.([%w_-]+)$')
-    or string.match(queue, '^unplaced%.([%w_-]+)$') or ''
+  if not queue then return '' end  -- of a request whose key is gone
+  local model = models[queue]
+  if not model then
+    local kind, name, rest = string.match(queue, '^(%l+)%.([%w_-]+)(%.?)')
+    model = kind and (kind == 'decode') == (rest == '.') and name or ''
+    models[queue] = model
+  end
+  return model
 end
 local function of_model(name, model) return model == '' and name or name .. ':' .. model end
 local function open_key(model) return 'open:model:' .. model end

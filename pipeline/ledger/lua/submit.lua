@@ -56,7 +56,8 @@ end
 -- (What is full, how many there are), or nothing.
 local function find_full(wait)
   local mine = 'open:tenant:' .. f.tenant
-  local open = num_open(open_key(model))
+  local open = count('ZCARD', open_key(model))
+  if open >= s.all_places then open = num_open(open_key(model)) end
   if limits[3] > 0 and num_open(mine) >= limits[3] then return 'tenant', limits[3] end
   if limits[4] > 0 and open >= limits[4] then return 'model', limits[4] end
   -- Batches leave the last quarter of the waiting room to others.
