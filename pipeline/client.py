@@ -88,6 +88,7 @@ class PipelineClient:
         )
         self._fleet = EMPTY_FLEET
         self._fleet_seen_s: float | None = None
+        self._look: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -102,6 +103,8 @@ class PipelineClient:
             self._refresher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._refresher
+        if self._look is not None:
+            self._look.cancel()
         await asyncio.to_thread(self._upkeep.close)
         await self._hub.close()
         self._publishing.close()
@@ -188,8 +191,17 @@ class PipelineClient:
         """
         now_s = asyncio.get_running_loop().time()
         if self._fleet_seen_s is None or now_s - self._fleet_seen_s > max_age_s:
-            await self._refresh()
+            # Those who ask at once share one look.
+            if self._look is None:
+                self._look = asyncio.create_task(self._refresh(), name="look")
+                self._look.add_done_callback(self._end_look)
+            await asyncio.shield(self._look)
         return self._fleet
+
+    def _end_look(self, look: asyncio.Task[None]) -> None:
+        self._look = None
+        if not look.cancelled():
+            look.exception()  # told to whoever still waits
 
     async def node_reports(self) -> list[NodeReport]:
         """What the cache daemons of the workers' nodes told last. Raises `StoreUnavailable`."""
