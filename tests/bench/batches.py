@@ -66,7 +66,11 @@ def line(number: int, max_tokens: int) -> str:
 
 @dataclass
 class Figures:
-    """What one batch came to. Times in s; `window`: the most requests that may be open."""
+    """What one batch came to. Times in s.
+
+    window: the most requests that might be open at any time; a worker that was killed and its
+    successor both count until the lease of the first is over.
+    """
 
     accepted_s: float = 0.0
     growth_mib: float = 0.0
@@ -128,13 +132,14 @@ class BatchRun:
         self._rss_before = self._rss()
         self._peak = self._rss_before
         self._cpu = CpuMeter(rig)
-        self._figures = Figures(window=FILL_FACTOR * self._num_places())
+        self._figures = Figures(window=self._window())
 
-    def _num_places(self) -> int:
-        """Of workers that decode."""
+    def _window(self) -> int:
+        """As it follows from the places of the workers that decode."""
         beats = self._rig.redis.hvals("workers")
         states = [json.loads(msgpack.unpackb(beat)[1]) for beat in beats]
-        return sum(state["capacity"] for state in states if state["role"] != "prefill")
+        places = sum(state["capacity"] for state in states if state["role"] != "prefill")
+        return FILL_FACTOR * int(places)
 
     def _rss(self) -> int:
         return int(psutil.Process(self._rig.processes["gateway"].pid).memory_info().rss)
@@ -177,6 +182,7 @@ class BatchRun:
         while batch.status not in OVER:
             time.sleep(0.2)
             batch = self._look(batch.id)
+            self._figures.window = max(self._figures.window, self._window())
             num_open = int(self._rig.redis.zcard("deadlines"))
             self._figures.most_open = max(self._figures.most_open, num_open)
             num_done = batch.request_counts.completed if batch.request_counts else 0
