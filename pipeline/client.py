@@ -88,6 +88,7 @@ class PipelineClient:
         )
         self._fleet = EMPTY_FLEET
         self._fleet_seen_s: float | None = None
+        self._entries: dict[str, tuple[str, float]] = {}  # by slug, of the last look
         self._look: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
 
@@ -120,11 +121,16 @@ class PipelineClient:
             RequestExists: the id is in use.
             StoreUnavailable: Redis is away; nothing was submitted, or it will expire unheard.
         """
-        queue = choose_entry(self._fleet, model_slug(request.model))
-        messages = await self._ledger.submit(
-            request, queue, self._hub.channel, self._fleet.prefill_tokens_per_s(queue)
-        )
+        queue, tokens_per_s = self._entry(model_slug(request.model))
+        messages = await self._ledger.submit(request, queue, self._hub.channel, tokens_per_s)
         self._publishing.publish_soon(messages)
+
+    def _entry(self, slug: str) -> tuple[str, float]:
+        """A model's first queue and its prompt tokens per second, which only a new look can change."""
+        if slug not in self._entries:
+            queue = choose_entry(self._fleet, slug)
+            self._entries[slug] = queue, self._fleet.prefill_tokens_per_s(queue)
+        return self._entries[slug]
 
     def follow(
         self, request_id: str, *, first_index: int = 0, num_logprobs: int | None = None
@@ -236,6 +242,7 @@ class PipelineClient:
             (seconds, micros), beats = await pipe.execute()
         self._fleet = Fleet.decode(beats, int(seconds) * 1000 + int(micros) // 1000)
         self._fleet_seen_s = asyncio.get_running_loop().time()
+        self._entries.clear()
 
 
 def admission_limits(settings: PipelineSettings) -> AdmissionLimits:
