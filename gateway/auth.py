@@ -1,4 +1,4 @@
-"""API keys name tenants, and have limits of their own."""
+"""API keys name tenants, and have limits and rights of their own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Self
 
 from gateway.http_errors import KeyRefused
+from gateway.key_rights import USUAL_RIGHTS, KeyRights
 from gateway.rate_limits import NO_LIMITS, KeyLimits
 from pipeline.intake.build import Caller
 from pipeline.protocol.tenant import tenant_salt
 
 DEFAULT_TENANT = "default"
 _MIN_FIELDS = 2
+_RIGHTS_FIELDS = ("models", "rights")
 
 
 class KeysFileBroken(Exception):
-    """A line of the keys file is not `tenant sha256hex(key) [requests=N/Ss] [tokens=N/Ss]`."""
+    """A line of the keys file is not `tenant sha256hex(key)` and fields that we know."""
 
     def __init__(self, path: Path, line_number: int) -> None:
         super().__init__(path, line_number)
@@ -29,7 +31,8 @@ class KeysFileBroken(Exception):
     def __str__(self) -> str:
         return (
             f"{self.path}, line {self.line_number}: expected `tenant sha256hex(key)`, "
-            "then `requests=5/10s` or `tokens=1000/60s` if there are limits"
+            "then `requests=5/10s` or `tokens=1000/60s` if there are limits, "
+            "`models=a,b` if not all, `rights=batch,admin` (or `none`) if not `batch`"
         )
 
 
@@ -40,6 +43,7 @@ class ApiKey:
     tenant: str
     digest: bytes
     limits: KeyLimits = NO_LIMITS
+    may: KeyRights = USUAL_RIGHTS
 
     @property
     def key_id(self) -> str:
@@ -57,7 +61,7 @@ class KeyRing:
     """
 
     def __init__(self, keys: Iterable[ApiKey] | None = None) -> None:
-        """A tenant may have several keys; each has its own limits."""
+        """A tenant may have several keys; each has its own limits and rights."""
         self._keys = None if keys is None else tuple(keys)
 
     @classmethod
@@ -77,18 +81,18 @@ class KeyRing:
                 continue
             digest = _digest(fields[1]) if len(fields) >= _MIN_FIELDS else b""
             try:
-                limits = KeyLimits.parse(fields[_MIN_FIELDS:])
+                limits, rights = _terms(fields[_MIN_FIELDS:])
             except ValueError as error:
                 raise KeysFileBroken(path, line_number) from error
             if len(digest) != hashlib.sha256().digest_size:
                 raise KeysFileBroken(path, line_number)
-            keys.append(ApiKey(fields[0], digest, limits))
+            keys.append(ApiKey(fields[0], digest, limits, rights))
         return cls(keys)
 
     def caller(self, authorization: str | None) -> Caller:
         """Whose request this is, by its Authorization header. Raises `KeyRefused`."""
-        tenant = self.find(authorization).tenant
-        return Caller(tenant, tenant_salt(tenant))
+        key = self.find(authorization)
+        return Caller(key.tenant, tenant_salt(key.tenant), models=key.may.models)
 
     def find(self, authorization: str | None) -> ApiKey:
         """The key of an Authorization header.
@@ -107,6 +111,21 @@ class KeyRing:
         if found is None or scheme.lower() != "bearer":
             raise KeyRefused
         return found
+
+
+def _terms(fields: list[str]) -> tuple[KeyLimits, KeyRights]:
+    """What stands behind a key. Raises `ValueError`: a field is unknown, malformed, or comes twice."""
+    rules: list[str] = []
+    rights: dict[str, str] = {}
+    for field in fields:
+        name, _, value = field.partition("=")
+        if name not in _RIGHTS_FIELDS:
+            rules.append(field)
+        elif name in rights:
+            raise ValueError(f"{name} twice")
+        else:
+            rights[name] = value
+    return KeyLimits.parse(rules), KeyRights.parse(rights)
 
 
 def _digest(text: str) -> bytes:

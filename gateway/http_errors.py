@@ -9,6 +9,7 @@ RequestRefused (pipeline.intake.errors)
 ├── HeadTooLarge          431  headers_too_large        → send fewer or shorter headers
 ├── KeyReused             422  idempotency_key_reused   → another Idempotency-Key, or the same body
 ├── KeyRefused            401  invalid_api_key          → send Authorization: Bearer <key>
+├── RightMissing          403  permission_denied        → another key
 ├── Draining              503  draining                 → another gateway, or later
 ├── RateLimited           429  rate_limit_exceeded      → after Retry-After
 ├── QuotaTooSmall         429  insufficient_quota       → ask for less at once
@@ -96,6 +97,14 @@ class KeyRefused(RequestRefused):
     def __init__(self) -> None:
         message = "The API key is missing or wrong."
         super().__init__(401, INVALID_REQUEST, "invalid_api_key", None, message)
+
+
+class RightMissing(RequestRefused):
+    """The key is known, but may not do this."""
+
+    def __init__(self, right: str) -> None:
+        message = f"This API key lacks the right '{right}'."
+        super().__init__(403, "permission_error", "permission_denied", None, message)
 
 
 class Draining(RequestRefused):

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from gateway.auth import KeyRing
+from gateway.auth import ApiKey, KeyRing
 from gateway.body import read_body
 from gateway.drain import Drain
+from gateway.http_errors import RightMissing
+from gateway.key_rights import Right
 from gateway.metrics import GatewayMetrics
 from gateway.rate_limits import RATE_HEADERS, RateLimiter, RateStanding
 from gateway.settings import GatewaySettings
@@ -21,6 +23,7 @@ from pipeline.intake.build import AnswerKind, Caller, Generation
 from pipeline.intake.errors import UnsupportedField
 from pipeline.intake.json_body import parse_json_object
 from pipeline.intake.model_catalog import ModelCatalog
+from pipeline.protocol.request import Priority
 
 _Built = TypeVar("_Built")
 
@@ -43,6 +46,25 @@ class Services:
         """Whose request this is. Raises `KeyRefused`."""
         return self.keys.caller(request.headers.get("authorization"))
 
+    def batch_caller(self, request: Request) -> Caller:
+        """Whose request this is, which only a key with the right `batch` may send.
+
+        Raises:
+            KeyRefused, RightMissing: it may not.
+        """
+        if Right.BATCH not in self._key(request).may.rights:
+            raise RightMissing(Right.BATCH)
+        return self.caller(request)
+
+    def reach(self, request: Request) -> str | None:
+        """Whose jobs and batches the key may read and cancel by id: a tenant's; None: everybody's.
+
+        Raises:
+            KeyRefused: see `caller`.
+        """
+        key = self._key(request)
+        return None if Right.ADMIN in key.may.rights else key.tenant
+
     async def accept(self, kind: AnswerKind, request: Request) -> Generation:
         """Read, check and tokenize a request for new work, and charge its key for it.
 
@@ -63,7 +85,7 @@ class Services:
         Raises:
             RequestRefused: any of its subclasses.
         """
-        key = self.keys.find(request.headers.get("authorization"))
+        key = self._key(request)
         caller = self.caller(request)
         self.drain.refuse_new_work()
         _tell(request, await self.rates.spend_request(key.limits, key.key_id))
@@ -86,16 +108,22 @@ class Services:
 
         Raises:
             UnsupportedField: a field was passed over where that is not allowed.
+            RightMissing: the priority `batch` takes a right that the key lacks.
             RateLimited, QuotaTooSmall, StoreUnavailable: see `RateLimiter.spend_tokens`.
         """
         if generation.ignored and self.settings.strict_fields:
             raise UnsupportedField(generation.ignored[0])
-        key = self.keys.find(request.headers.get("authorization"))
+        if any(asked.priority is Priority.BATCH for asked in generation.requests):
+            self.batch_caller(request)
+        key = self._key(request)
         num_tokens = sum(
             len(asked.prompt_tokens) + asked.sampling.max_tokens for asked in generation.requests
         )
         _tell(request, await self.rates.spend_tokens(key.limits, key.key_id, num_tokens))
         self.metrics.count_ignored(generation.ignored)
+
+    def _key(self, request: Request) -> ApiKey:
+        return self.keys.find(request.headers.get("authorization"))
 
 
 def _tell(request: Request, standing: RateStanding | None) -> None:

@@ -29,7 +29,8 @@ class GatewaySettings(BaseSettings):
     max_file_bytes: int = Field(default=200 * MIB, ge=1024, description="of one upload")
     drain_s: float = Field(default=30.0, ge=0, description="time for running streams at a stop")
     keys_file: Path | None = Field(
-        default=None, description="lines `tenant sha256hex(key) [requests=5/10s] [tokens=1000/60s]`"
+        default=None,
+        description="lines `tenant sha256hex(key) [requests=5/10s] [tokens=1000/60s] [models=a,b] [rights=batch]`",
     )
     cancel_on_disconnect: bool = Field(default=True, description="on the OpenAI routes")
     models: str = Field(

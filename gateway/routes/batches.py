@@ -1,10 +1,13 @@
 """/v1/batches: many requests in one file, answered within a day, behind everybody who waits.
 
 A batch that is validating or in progress can be cancelled; one that is being cancelled, or was, stays
-as it is; one that is finalizing or over is 400. Another tenant's batch is 404.
+as it is; one that is finalizing or over is 400. Another tenant's batch is 404, unless the key has the
+right `admin`. A batch keeps the models that its key might use when it was ordered.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -27,11 +30,11 @@ def batch_routes(services: Services, desk: BatchDesk) -> APIRouter:
 
     @router.post("/v1/batches")
     async def create_batch(request: Request) -> Response:
-        tenant = services.caller(request).tenant
+        caller = services.batch_caller(request)
         services.drain.refuse_new_work()
         data = await read_body(request, services.settings.max_body_bytes)
-        order = parse_order(parse_json_object(data))
-        batch = await desk.store(desk.batches.create, tenant, order, now_s())
+        order = replace(parse_order(parse_json_object(data)), models=caller.models)
+        batch = await desk.store(desk.batches.create, caller.tenant, order, now_s())
         desk.wake()
         return json_answer(batch.as_object())
 
@@ -44,12 +47,12 @@ def batch_routes(services: Services, desk: BatchDesk) -> APIRouter:
 
     @router.api_route("/v1/batches/{batch_id}", methods=_GET)
     async def retrieve_batch(batch_id: str, request: Request) -> Response:
-        tenant = services.caller(request).tenant
+        tenant = services.reach(request)
         return json_answer((await desk.store(desk.batches.find, tenant, batch_id)).as_object())
 
     @router.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str, request: Request) -> Response:
-        tenant = services.caller(request).tenant
+        tenant = services.reach(request)
         batch = await desk.store(desk.batches.cancel, tenant, batch_id, now_s())
         desk.wake()
         return json_answer(batch.as_object())

@@ -28,7 +28,7 @@ def file_routes(services: Services, desk: BatchDesk) -> APIRouter:
 
     @router.post("/v1/files")
     async def create_file(request: Request) -> Response:
-        tenant = services.caller(request).tenant
+        tenant = services.batch_caller(request).tenant
         services.drain.refuse_new_work()
         with services.drain.active():
             async with read_upload(request, services.settings.max_file_bytes) as upload:

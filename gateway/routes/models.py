@@ -1,7 +1,7 @@
 """GET /v1/models and one of them; an alias is a model of its own, whose `root` is the real name.
 
-`/v1/models/` (nothing after the slash) and `//v1/models` are 404, as any unknown path. Names may hold
-slashes, plain or as %2F.
+A key sees those that it may use. `/v1/models/` (nothing after the slash) and `//v1/models` are 404, as
+any unknown path. Names may hold slashes, plain or as %2F.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def model_routes(services: Services) -> APIRouter:
 
     @router.api_route("/v1/models", methods=["GET", "HEAD"])
     async def list_models(request: Request) -> Response:
-        services.caller(request)
+        caller = services.caller(request)
         await services.models.look()
-        models = services.models.by_name
-        data = [await shown(name, known) for name, known in models.items()]
+        models = services.models.by_name.items()
+        data = [await shown(name, known) for name, known in models if caller.may_use(name)]
         return json_answer({"object": "list", "data": data})
 
     @router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def retrieve_model(name: str, request: Request) -> Response:
-        services.caller(request)
+        caller = services.caller(request)
         if not name:
             raise NotFound
         if name not in services.models.by_name:
             await services.models.look()
-        return json_answer(await shown(name, services.models.find(name)))
+        return json_answer(await shown(name, services.models.find(name, caller)))
 
     return router

@@ -36,12 +36,16 @@ _CANCELLED = (BatchStatus.CANCELLING, BatchStatus.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """What a client asks for. `output_lifetime_s` None: the default of files."""
+    """What a client asks for. `output_lifetime_s` None: the default of files.
+
+    `models` are the names that its lines may ask for; None: all.
+    """
 
     input_file_id: str
     endpoint: str
     metadata: Mapping[str, str] | None = None
     output_lifetime_s: int | None = None
+    models: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,10 @@ class BatchEnd:
 
 
 class BatchStore:
-    """Batches of all tenants; synchronous, for any thread. Another tenant's batch does not exist."""
+    """Batches of all tenants; synchronous, for any thread. Another tenant's batch does not exist.
+
+    Where a tenant may be None, that means everybody's.
+    """
 
     def __init__(self, database: Database, *, deadline_s: float) -> None:
         self._database = database
@@ -86,13 +93,14 @@ class BatchStore:
                     output_lifetime_s=order.output_lifetime_s,
                     status=str(BatchStatus.VALIDATING),
                     metadata_json=None if order.metadata is None else json.dumps(order.metadata),
+                    models_json=None if order.models is None else json.dumps(sorted(order.models)),
                     created_s=now_s,
                     expires_s=now_s + round(self._deadline_s),
                 )
             )
             return _find(connection, tenant, batch_id)
 
-    def find(self, tenant: str, batch_id: str) -> BatchRecord:
+    def find(self, tenant: str | None, batch_id: str) -> BatchRecord:
         """A tenant's batch. Raises `ObjectUnknown`."""
         with self._database.reading() as connection:
             return _find(connection, tenant, batch_id)
@@ -103,7 +111,7 @@ class BatchStore:
             rows, has_more = page_rows(connection, BATCHES, query, [BATCHES.c.tenant == tenant])
         return Page([BatchRecord.of_row(row) for row in rows], has_more)
 
-    def cancel(self, tenant: str, batch_id: str, now_s: int) -> BatchRecord:
+    def cancel(self, tenant: str | None, batch_id: str, now_s: int) -> BatchRecord:
         """Begin to cancel; a batch that is being cancelled, or was, stays as it is.
 
         Raises:
@@ -178,9 +186,11 @@ class BatchStore:
             return _move(connection, number, leaving, to, fields)
 
 
-def _find(connection: sa.Connection, tenant: str, batch_id: str) -> BatchRecord:
-    is_it = (BATCHES.c.id == batch_id.replace("\0", "")) & (BATCHES.c.tenant == tenant)
-    row = connection.execute(sa.select(BATCHES).where(is_it)).first()
+def _find(connection: sa.Connection, tenant: str | None, batch_id: str) -> BatchRecord:
+    wanted = sa.select(BATCHES).where(BATCHES.c.id == batch_id.replace("\0", ""))
+    if tenant is not None:
+        wanted = wanted.where(BATCHES.c.tenant == tenant)
+    row = connection.execute(wanted).first()
     if row is None:
         raise ObjectUnknown("batch")
     return BatchRecord.of_row(row)

@@ -115,6 +115,7 @@ class LineRunner:
             priority=Priority.BATCH,
             queue_deadline_s=left_s,
             total_deadline_s=left_s,
+            models=batch.models,
         )
         request_id = line_request_id(batch, line.place.line)
         return self.models.build(KINDS[batch.endpoint], body, caller, request_id)

@@ -86,7 +86,10 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch; times are Unix seconds, `times` those at which a status began."""
+    """One batch; times are Unix seconds, `times` those at which a status began.
+
+    `model` is its first line's, `models` are those that its lines may ask for; None: all.
+    """
 
     number: int
     id: str
@@ -100,6 +103,7 @@ class BatchRecord:
     errors: list[dict[str, Any]] | None
     metadata: dict[str, str] | None
     model: str | None
+    models: frozenset[str] | None
     created_s: int
     expires_s: int
     times: dict[str, int | None]
@@ -118,6 +122,7 @@ class BatchRecord:
         kept["status"] = BatchStatus(row.status)
         kept["errors"] = json.loads(row.errors_json) if row.errors_json else None
         kept["metadata"] = json.loads(row.metadata_json) if row.metadata_json else None
+        kept["models"] = frozenset(json.loads(row.models_json)) if row.models_json else None
         kept["times"] = {str(status): fields[f"{status}_s"] for status in _TIMES}
         return cls(**kept)
 

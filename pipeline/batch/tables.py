@@ -42,6 +42,7 @@ BATCHES = sa.Table(
     sa.Column("errors_json", sa.Text),
     sa.Column("metadata_json", sa.Text),
     sa.Column("model", sa.Text),
+    sa.Column("models_json", sa.Text),
     sa.Column("created_s", sa.BigInteger, nullable=False),
     sa.Column("expires_s", sa.BigInteger, nullable=False),
     sa.Column("in_progress_s", sa.BigInteger),

@@ -37,13 +37,21 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and on which terms. None: what the body says, else the intake's default."""
+    """Who asks, and on which terms. None: what the body says, else the intake's default.
+
+    `models` are the names that the caller may ask for; None: all.
+    """
 
     tenant: str = "default"
     tenant_salt: str = ""
     priority: Priority | None = None
     queue_deadline_s: float | None = None
     total_deadline_s: float | None = None
+    models: frozenset[str] | None = None
+
+    def may_use(self, model: str) -> bool:
+        """Whether the caller may ask for a model by this name."""
+        return self.models is None or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +226,4 @@ def _terms(caller: Caller, service_tier: object) -> Caller:
     """`flex` asks for the low priority, unless the caller's terms name one."""
     if service_tier != "flex" or caller.priority is not None:
         return caller
-    return Caller(
-        caller.tenant,
-        caller.tenant_salt,
-        Priority.LOW,
-        caller.queue_deadline_s,
-        caller.total_deadline_s,
-    )
+    return replace(caller, priority=Priority.LOW)

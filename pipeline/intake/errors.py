@@ -7,6 +7,7 @@ RequestRefused                status, type, code, param, message      → what t
 ├── ContextExceeded   400     context_length_exceeded                 → shorten the prompt or the answer
 ├── TemplateRefused   400     template_refused                        → obey the model's chat template
 ├── UnknownModel      404     model_not_found                         → ask GET /v1/models
+│   └── ModelForbidden                                                → the same, word for word
 ├── TokenizerUnusable 503     model_unusable                          → see the gateway's log; put its files there
 ├── RequestFailed     5xx     worker_lost, no_workers, ...            → as Retry-After says
 └── RequestCancelled  500     cancelled                               → ask again if it was not meant
@@ -122,6 +123,10 @@ class UnknownModel(RequestRefused):
         message = f"The model '{clip(model)}' does not exist."
         super().__init__(404, INVALID_REQUEST, "model_not_found", "model", message)
         self.model = model
+
+
+class ModelForbidden(UnknownModel):
+    """There may be such a model, but not for this caller, who is told what strangers to it are told."""
 
 
 class TokenizerUnusable(RequestRefused):

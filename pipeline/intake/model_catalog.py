@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from pipeline.errors import StoreUnavailable
 from pipeline.intake.build import AnswerKind, Caller, Generation, Intake
-from pipeline.intake.errors import TokenizerUnusable, UnknownModel
+from pipeline.intake.errors import ModelForbidden, TokenizerUnusable, UnknownModel
 from pipeline.intake.known_models import KnownModel, KnownModels
 from pipeline.intake.schemas import Strict, validate
 from pipeline.intake.vocabulary import Vocabulary
@@ -29,6 +29,7 @@ MAX_LOADED = 16
 MAX_TRIES = 3  # of one request, whose model may have to make room again
 RETRY_S = 10.0
 LOOK_AGAIN_S = 0.1  # names that nobody knows shall cost little
+_ANYBODY = Caller()
 _Made = TypeVar("_Made")
 
 
@@ -104,21 +105,23 @@ class ModelCatalog:
         with contextlib.suppress(StoreUnavailable):
             await self._watch.fleet(LOOK_AGAIN_S)
 
-    def find(self, name: str) -> KnownModel:
-        """The model that clients call so. Raises `UnknownModel`."""
+    def find(self, name: str, caller: Caller = _ANYBODY) -> KnownModel:
+        """The model that clients call so. Raises `UnknownModel`: there is none for this caller."""
+        if not caller.may_use(name):
+            raise ModelForbidden(name)
         known = self.by_name.get(name)
         if known is None:
             raise UnknownModel(name)
         return known
 
-    def intake(self, name: str) -> Intake:
+    def intake(self, name: str, caller: Caller = _ANYBODY) -> Intake:
         """What makes requests to the model that clients call so.
 
         Raises:
-            UnknownModel: there is none.
+            UnknownModel: there is none for this caller.
             ModelNotLoaded: not yet; `run` sees to it.
         """
-        known = self.find(name)
+        known = self.find(name, caller)
         with self._lock:
             intake = self._loaded.get(known)
             if intake is None:
@@ -136,7 +139,7 @@ class ModelCatalog:
         """See `Intake.build` of the model that the body names. Raises also what `intake` does."""
         fields = {"model": body["model"]} if body.get("model") is not None else {}
         model = validate(_Named, fields).model
-        intake = self.intake(model)
+        intake = self.intake(model, caller)
         fingerprint = self._watch.known_fleet.fingerprint(intake.model)
         generation = intake.build(kind, body, caller, answer_id)
         return replace(generation, fingerprint=fingerprint)
@@ -191,6 +194,8 @@ class ModelCatalog:
             except ModelNotLoaded as missing:
                 name = missing.known.name
                 await self._load(missing.known)
+            except ModelForbidden:
+                raise
             except UnknownModel as unknown:
                 name = unknown.model
                 if not await self._has_come(name):

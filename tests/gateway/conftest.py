@@ -17,7 +17,12 @@ from pipeline.settings import PipelineSettings
 
 MAX_BODY_BYTES = 4096
 NOBODY = "redis://127.0.0.1:1/0"
-KEYS = (("t1", "sk-one"), ("t2", "sk-two"))
+KEYS = (
+    ("t1", "sk-one", ""),
+    ("t2", "sk-two", ""),
+    ("t1", "sk-narrow", "models=other"),
+    ("t1", "sk-plain", "models=org/m:v1,other rights=none"),
+)
 
 
 def made_app(tmp_path: Path, **options: Any) -> Iterator[FastAPI]:
@@ -39,7 +44,10 @@ def app(tmp_path: Path) -> Iterator[FastAPI]:
 @pytest.fixture
 def keyed_app(tmp_path: Path) -> Iterator[FastAPI]:
     lines = ["# tenants", ""]
-    lines += [f"{tenant} {hashlib.sha256(key.encode()).hexdigest()}" for tenant, key in KEYS]
+    lines += [
+        f"{tenant} {hashlib.sha256(key.encode()).hexdigest()} {fields}"
+        for tenant, key, fields in KEYS
+    ]
     path = tmp_path / "keys"
     path.write_text("\n".join(lines))
     yield from made_app(tmp_path, keys_file=path)

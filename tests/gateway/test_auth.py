@@ -9,6 +9,7 @@ import pytest
 
 from gateway.auth import ApiKey, KeyRing, KeysFileBroken
 from gateway.http_errors import KeyRefused
+from gateway.key_rights import KeyRights, Right
 from pipeline.protocol.tenant import tenant_salt
 
 
@@ -49,6 +50,14 @@ def test_an_empty_ring_lets_nobody_in() -> None:
         "t1 abc",
         f"t1 {'0' * 64} requests=5",
         f"t1 {'0' * 64} tokens=1/1s tokens=2/1s",
+        f"t1 {'0' * 64} right=batch",
+        f"t1 {'0' * 64} rights=cancel",
+        f"t1 {'0' * 64} rights=",
+        f"t1 {'0' * 64} rights=none,batch",
+        f"t1 {'0' * 64} rights=batch rights=admin",
+        f"t1 {'0' * 64} models=",
+        f"t1 {'0' * 64} models=a,",
+        f"t1 {'0' * 64} models=a models=b",
         "t1 sk-plain-key",
         f"t1 {'0' * 62}",
         "a b c",
@@ -73,3 +82,28 @@ def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
     assert limits.tokens is not None
     assert (limits.requests.amount, limits.requests.get_expiry()) == (5, 10)
     assert (limits.tokens.amount, limits.tokens.get_expiry()) == (1000, 60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "models", "rights"),
+    [
+        ("", None, {Right.BATCH}),
+        ("tokens=1000/60s", None, {Right.BATCH}),
+        ("models=a,org/b:v1 requests=5/10s", {"a", "org/b:v1"}, {Right.BATCH}),
+        ("rights=none", None, set()),
+        ("rights=admin models=a", {"a"}, {Right.ADMIN}),
+        ("rights=batch,admin", None, {Right.BATCH, Right.ADMIN}),
+    ],
+)
+def test_a_key_may_do_what_its_line_says(
+    tmp_path: Path, fields: str, models: set[str] | None, rights: set[Right]
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"t1 {hashlib.sha256(b'sk-one').hexdigest()} {fields}\n")
+    keys = KeyRing.load(path)
+
+    found = keys.find("Bearer sk-one").may
+
+    names = None if models is None else frozenset(models)
+    assert found == KeyRights(names, frozenset(rights))
+    assert keys.caller("Bearer sk-one").models == names

@@ -59,6 +59,13 @@ def test_a_cancelled_batch_is_neither_accepted_nor_failed(shelf: Any, batch: Any
     assert [item.id for item in shelf.batches.unfinished(10)] == [batch.id]
 
 
+def test_a_batch_keeps_the_models_that_it_was_ordered_with(shelf: Any, batch: Any) -> None:
+    assert batch.models is None
+    wanted = BatchOrder(batch.input_file_id, ENDPOINT, models=frozenset({"a", "b"}))
+    ordered = shelf.batches.create("t1", wanted, NOW_S)
+    assert shelf.batches.load(ordered.number).models == {"a", "b"}
+
+
 def test_another_tenants_batch_is_unknown(shelf: Any, batch: Any) -> None:
     with pytest.raises(ObjectUnknown):
         shelf.batches.find("t2", batch.id)
