@@ -39,7 +39,7 @@ STATS = KvdStats(
 
 
 def lines(*reports: NodeReport) -> set[str]:
-    return set(GatewayMetrics().text(None, None, reports).decode().splitlines())
+    return set(GatewayMetrics().text(None, None, reports, {}).decode().splitlines())
 
 
 def test_each_tier_of_each_node_has_its_series() -> None:
