@@ -140,8 +140,8 @@ async def run(faults: Iterable[Fault], *, is_long: bool) -> tuple[list[Outcome],
     """All faults in order on one pipeline; after a long run also what it left behind, in words."""
     env = {"POINTSMAN_RETENTION_S": str(RETENTION_S)} if is_long else {}
     with pipeline(env) as rig:
-        watch = Watch(rig)
         arena = await prepare(rig)
+        watch = await asyncio.to_thread(Watch, rig)
         show_head()
         outcomes = []
         for fault in faults:
