@@ -109,8 +109,8 @@ def completion_request(number: int) -> dict[str, Any]:
 async def test_c166_a_hundred_requests_are_read_without_a_fault(
     rig: Rig, path: str, make: Callable[[int], dict[str, Any]]
 ) -> None:
-    served = rig.metric('pointsman_gateway_tokens_total{kind="completion"}')
-    asked = rig.metric('pointsman_gateway_tokens_total{kind="prompt"}')
+    served = rig.metric('pointsman_gateway_tokens_total{kind="completion"')
+    asked = rig.metric('pointsman_gateway_tokens_total{kind="prompt"')
     places = asyncio.Semaphore(AT_ONCE)
     async with client(rig) as http:
         assert (await http.get("/health")).is_success
@@ -131,9 +131,9 @@ async def test_c166_a_hundred_requests_are_read_without_a_fault(
         assert (await http.get("/metrics")).is_success
 
     assert {item.output_tokens for item in found} == {NUM_TOKENS}
-    now = rig.metric('pointsman_gateway_tokens_total{kind="completion"}')
+    now = rig.metric('pointsman_gateway_tokens_total{kind="completion"')
     assert now - served == sum(item.output_tokens for item in found)
-    now = rig.metric('pointsman_gateway_tokens_total{kind="prompt"}')
+    now = rig.metric('pointsman_gateway_tokens_total{kind="prompt"')
     assert now - asked == sum(item.prompt_tokens for item in found)
     for item in found:
         assert 0 < item.first_s <= item.total_s
