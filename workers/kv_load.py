@@ -35,7 +35,8 @@ class LoadReport:
 class BlockLoader:
     """Serves load jobs, one at a time, on the mover's thread.
 
-    Errors of the client are the caller's: the job then tells what it got before. Every load has a deadline: one that is late keeps the verified head run that has come.
+    Errors of the client are the caller's: the job then tells what it got before. Every load has a
+    deadline: one that is late keeps the verified head run that has come.
     """
 
     def __init__(self, pool: HbmPool, block_tokens: int, cost: TransferCost) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class StoredReport(BaseModel):
+class StoredReport(BaseModel, ABC):
     """One of a kind, `field` is its name among them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     @property
+    @abstractmethod
     def field(self) -> str:
         """Its name on the board."""
-        raise NotImplementedError
 
     @classmethod
     def decode(cls, reports: Iterable[bytes]) -> list[Self]:
