@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from fastapi.responses import Response
@@ -12,14 +13,16 @@ from pipeline.intake.build import Generation
 from pipeline.protocol.cache_use import CacheUse
 
 CACHE_HEADER = "X-Pointsman-KV"
+WAIT_S = 0.1  # an answer that is there waits no longer for what is only told about it
 
 
 async def tell_cache_use(services: Services, generation: Generation, answer: Response) -> None:
     """Set the header, for the first choice. An answer goes out without it rather than not at all."""
     first = generation.requests[0]
     use: CacheUse | None = None
-    with suppress(StoreUnavailable):
-        use = await services.client.cache_use(first.request_id)
+    with suppress(StoreUnavailable, TimeoutError):
+        async with asyncio.timeout(WAIT_S):
+            use = await services.client.cache_use(first.request_id)
     if use is not None:
         answer.headers[CACHE_HEADER] = header_value(use, len(first.prompt_tokens))
 

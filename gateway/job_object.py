@@ -76,6 +76,8 @@ async def answer_of(services: Services, status: RequestStatus) -> dict[str, Any]
 
     Raises:
         RequestUnknown: gone meanwhile.
+        TokenizerUnusable: the model is not known any more.
+        StoreUnavailable: Redis is away.
     """
     text = await text_of(services, status)
     rules = None if text is None else await rules_of(services, status.request_id)

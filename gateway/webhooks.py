@@ -88,7 +88,9 @@ class WebhookSender:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 cause, is_final = await self._post(await self._client(), due)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+        except httpx.InvalidURL:
+            cause, is_final = "InvalidURL", True
+        except (httpx.HTTPError, OSError, TimeoutError) as error:
             cause, is_final = type(error).__name__, False
         if cause is None:
             self._metrics.webhooks.labels("delivered").inc()

@@ -21,7 +21,7 @@ from gateway.services import Services
 from gateway.sse import event_stream
 from gateway.streaming import EventStreamAnswer
 from pipeline.intake.build import AnswerKind
-from pipeline.intake.errors import InvalidField
+from pipeline.intake.errors import InvalidField, TokenizerUnusable
 from pipeline.intake.run import follow_indexed
 from pipeline.intake.tool_calls import ToolCallReader
 from pipeline.ledger.job_index import JobQuery
@@ -139,7 +139,13 @@ def _query(request: Request) -> JobQuery:
 
 
 async def _answer(services: Services, status: RequestStatus) -> Response:
-    return json_answer(job_object(status) | await answer_of(services, status))
+    job = job_object(status)
+    try:
+        job |= await answer_of(services, status)
+    except TokenizerUnusable as unusable:
+        # How the job stands is known without its text; a cancellation has been done by then.
+        job |= {"text": None, "error": job["error"] or unusable.body()["error"]}
+    return json_answer(job)
 
 
 async def _nothing() -> None:

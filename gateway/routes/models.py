@@ -21,14 +21,14 @@ def model_routes(services: Services) -> APIRouter:
     """Both model routes."""
     router = APIRouter()
 
-    async def shown(name: str, known: KnownModel) -> dict[str, Any]:
+    def shown(name: str, known: KnownModel) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
             "created": services.started_s,
             "owned_by": "pointsman",
             "root": known.name,
-            "max_model_len": await services.models.max_context(known),
+            "max_model_len": services.models.max_context(known),
         }
 
     @router.api_route("/v1/models", methods=["GET", "HEAD"])
@@ -36,7 +36,7 @@ def model_routes(services: Services) -> APIRouter:
         caller = services.caller(request)
         await services.models.look()
         models = services.models.by_name.items()
-        data = [await shown(name, known) for name, known in models if caller.may_use(name)]
+        data = [shown(name, known) for name, known in models if caller.may_use(name)]
         return json_answer({"object": "list", "data": data})
 
     @router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
@@ -46,6 +46,6 @@ def model_routes(services: Services) -> APIRouter:
             raise NotFound
         if name not in services.models.by_name:
             await services.models.look()
-        return json_answer(await shown(name, services.models.find(name, caller)))
+        return json_answer(shown(name, services.models.find(name, caller)))
 
     return router

@@ -33,7 +33,7 @@ from pipeline.intake.run import (
     follow_indexed,
     submit_all,
 )
-from pipeline.intake.tool_calls import split_calls
+from pipeline.intake.tool_calls import said_with_calls, split_calls
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import JobTerms, RequestState
@@ -126,10 +126,7 @@ async def _history(
     if card.messages is None:
         raise InvalidField(place, f"{place} names a conversation too long to be continued.")
     said, calls = split_calls(text, card.rules, status.request_id)
-    answer: dict[str, Any] = {"role": "assistant", "content": said}
-    if calls:
-        answer |= {"content": said or None, "tool_calls": [call.as_object() for call in calls]}
-    return [*card.messages, answer]
+    return [*card.messages, {"role": "assistant"} | said_with_calls(said, calls)]
 
 
 async def _run(

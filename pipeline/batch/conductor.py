@@ -38,7 +38,7 @@ TICK_S = 0.5
 CLEANING_S = 60.0
 MAX_ACTIVE = 8  # batches of a model at once
 MAX_DRIVES = 64
-_LOOK_AT = 256  # batches, oldest first, from which the active ones are chosen
+_LOOK_AT = 1_024  # batches, oldest first, from which the active ones are chosen
 _STORE_THREADS = 4
 
 
@@ -53,7 +53,10 @@ class BatchStores:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What lines are run with. `caller_of` gives a tenant's terms; `max_window` bounds what is queued for a model."""
+    """What lines are run with.
+
+    `caller_of` gives a tenant's terms; `max_window` bounds what is queued for a model, in requests.
+    """
 
     client: PipelineClient
     models: ModelCatalog

@@ -56,7 +56,10 @@ class Drive:
             self._stop.set()
 
     async def run(self) -> None:
-        """Work until the batch is over; what is away is waited for."""
+        """Work until the batch is over, or accepted; what is away is waited for.
+
+        An accepted one is taken up anew, for its model is known by then: each has places of its own.
+        """
         try:
             with structlog.contextvars.bound_contextvars(batch=self._batch.id):
                 while not await self._try_step():
@@ -75,13 +78,13 @@ class Drive:
         return False
 
     async def _step(self) -> bool:
-        """From one status to the next; True when the batch is over."""
+        """From one status to the next; True when this drive is over."""
         batch = await self._store(self._parts.batches.load, self._batch.number)
         self._batch = batch
         self.see(batch, time.time())
         match batch.status:
             case BatchStatus.VALIDATING:
-                await self._validate()
+                return await self._validate()
             case BatchStatus.IN_PROGRESS:
                 await self._feed()
             case BatchStatus.FINALIZING:
@@ -100,7 +103,8 @@ class Drive:
                 return True
         return False
 
-    async def _validate(self) -> None:
+    async def _validate(self) -> bool:
+        """True if the batch was accepted."""
         batch, parts = self._batch, self._parts
         began_s = time.monotonic()
         run = partial(parts.validator.run, batch, lambda: not self._stop.is_set())
@@ -119,6 +123,8 @@ class Drive:
             await self._store(accept)
             took_s = round(time.monotonic() - began_s, 3)
             log.info("batch_accepted", num_lines=verdict.num_lines, validation_s=took_s)
+            return True
+        return False
 
     async def _feed(self) -> None:
         batch = self._batch

@@ -27,7 +27,15 @@ from pipeline.batch.results import response_line
 from pipeline.client import PipelineClient
 from pipeline.errors import PipelineError, RequestExists, StoreUnavailable
 from pipeline.intake.build import AnswerKind, Caller, Generation
-from pipeline.intake.errors import RequestCancelled, RequestFailed, RequestRefused, UnsupportedField
+from pipeline.intake.errors import (
+    ModelForbidden,
+    RequestCancelled,
+    RequestFailed,
+    RequestRefused,
+    TokenizerUnusable,
+    UnknownModel,
+    UnsupportedField,
+)
 from pipeline.intake.model_catalog import ModelCatalog
 from pipeline.intake.run import cancel_all, collect, follow_all
 from pipeline.ledger.keys import model_slug
@@ -42,6 +50,7 @@ KINDS = {
     "/v1/completions": AnswerKind.COMPLETION,
 }
 RETRY_S = 1.0
+MODEL_RETRY_S = 5.0  # looks for a model cost more
 _DIGEST_BYTES = 16
 _GRACE_S = 60.0
 _OK = 200
@@ -84,7 +93,7 @@ class LineRunner:
         """
         place = (batch.number, line.place.line)
         try:
-            generation = await self.models.run(self.building, partial(self._build, batch, line))
+            generation = await self._generation(batch, line, stop)
             self._in_flight[place] = generation
             answer = await self._answer(generation, stop)
         except RequestRefused as refused:
@@ -95,7 +104,7 @@ class LineRunner:
 
     def slug_of(self, line: LineText) -> str | None:
         """The model that a line asks for; None if nobody knows it."""
-        known = self.models.by_name.get(str(line.body().get("model")))
+        known = self.models.by_name.get(line.model)
         return None if known is None else model_slug(known.name)
 
     async def cancel(self, batch: BatchRecord) -> None:
@@ -103,6 +112,33 @@ class LineRunner:
         for (number, _), generation in list(self._in_flight.items()):
             if number == batch.number:
                 await cancel_all(self.client, generation)
+
+    async def _generation(
+        self, batch: BatchRecord, line: LineText, stop: asyncio.Event
+    ) -> Generation:
+        """What the line asks for; waits for a model that is away, or whose files cannot be loaded now.
+
+        Raises:
+            RequestRefused: the line asks for what cannot be had.
+            LineStopped: `stop` was set before it was there.
+        """
+        while True:
+            try:
+                return await self.models.run(self.building, partial(self._build, batch, line))
+            except TokenizerUnusable:
+                log.debug("batch_line_waits", model=line.model, cause="TokenizerUnusable")
+            except UnknownModel as unknown:
+                if isinstance(unknown, ModelForbidden) or not self._may_come_back(batch, line):
+                    raise
+            await _sleep_or_stop(MODEL_RETRY_S, stop)
+
+    def _may_come_back(self, batch: BatchRecord, line: LineText) -> bool:
+        """True of an unknown model where nobody lives at all, or that has answered this batch before.
+
+        Its workers and we may be starting together; only one that never was is a line's own fault.
+        """
+        is_proven = line.model == batch.model and batch.num_completed > 0
+        return is_proven or not self.client.known_fleet.workers
 
     def _build(self, batch: BatchRecord, line: LineText) -> Generation:
         body = line.body()

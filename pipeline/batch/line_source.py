@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, BinaryIO
 
 import orjson
@@ -22,10 +23,11 @@ _PREFIX_CHARS = 2_048
 
 @dataclass(frozen=True, slots=True)
 class LineText:
-    """One line as it stands in the file; `data` is JSON, maybe between blanks."""
+    """One line as it stands in the file; `data` is JSON, maybe between blanks, `model` whom it asks."""
 
     place: LinePlace
     data: bytes
+    model: str
 
     def body(self) -> dict[str, Any]:
         """The request's body. The line was validated before it was entered."""
@@ -55,17 +57,20 @@ class LineSource:
         places = self._lines.pending(
             self._batch.number, after_line=self._last_line, limit=LOOK_AHEAD_LINES
         )
-        window: list[LineText] = []
+        window: list[tuple[str, LineText]] = []
         num_bytes = 0
         for place in places:
             num_bytes += place.num_bytes
             if window and num_bytes > LOOK_AHEAD_BYTES:
                 break
             self._file.seek(place.start_byte)
-            window.append(LineText(place, self._file.read(place.num_bytes)))
+            data = self._file.read(place.num_bytes)
+            body = orjson.loads(data)["body"]
+            line = LineText(place, data, str(body.get("model")))
+            window.append((prompt_prefix(body), line))
         if window:
-            self._last_line = window[-1].place.line
-        return sorted(window, key=lambda line: prompt_prefix(line.body()))
+            self._last_line = window[-1][1].place.line
+        return [line for _, line in sorted(window, key=itemgetter(0))]
 
     def close(self) -> None:
         """Let the file go."""

@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 MAX_LOADED = 16
 MAX_TRIES = 3  # of one request, whose model may have to make room again
 RETRY_S = 10.0
+LOAD_LIMIT_S = 60.0  # of waiting for a load; it may lie on a disk that does not answer
 LOOK_AGAIN_S = 0.1  # names that nobody knows shall cost little
 _ANYBODY = Caller()
 _Made = TypeVar("_Made")
@@ -80,6 +81,7 @@ class ModelCatalog:
         self._watch = watch
         self._load_intake = load
         self._fleet: Fleet | None = None
+        self._fingerprints: dict[str, str] = {}  # of that fleet
         self._lock = threading.Lock()
         self._loaded: OrderedDict[KnownModel, Intake] = OrderedDict()
         self._loading: dict[KnownModel, asyncio.Task[None]] = {}
@@ -97,6 +99,7 @@ class ModelCatalog:
         with self._lock:
             if fleet is not self._fleet:
                 self._fleet = fleet
+                self._fingerprints.clear()
                 self._known.observe(fleet, time.monotonic())
             return self._known.by_name
 
@@ -140,9 +143,15 @@ class ModelCatalog:
         fields = {"model": body["model"]} if body.get("model") is not None else {}
         model = validate(_Named, fields).model
         intake = self.intake(model, caller)
-        fingerprint = self._watch.known_fleet.fingerprint(intake.model)
         generation = intake.build(kind, body, caller, answer_id)
-        return replace(generation, fingerprint=fingerprint)
+        return replace(generation, fingerprint=self._fingerprint(intake.model))
+
+    def _fingerprint(self, model: str) -> str:
+        """See `Fleet.fingerprint`, which only a new look can change."""
+        with self._lock:
+            if model not in self._fingerprints and self._fleet is not None:
+                self._fingerprints[model] = self._fleet.fingerprint(model)
+            return self._fingerprints.get(model, "")
 
     async def run(self, executor: Executor, make: Callable[[], _Made]) -> _Made:
         """What `make` makes in a thread of the executor; it is called again once what it lacks is there.
@@ -174,17 +183,13 @@ class ModelCatalog:
         known = self.find(name)
         self._keep(known, self._load_intake(known))
 
-    async def max_context(self, known: KnownModel) -> int | None:
-        """Most tokens of prompt and answer together; None: it cannot be told."""
+    def max_context(self, known: KnownModel) -> int | None:
+        """Most tokens of prompt and answer together; None: it cannot be told before it is loaded."""
         with self._lock:
             intake = self._loaded.get(known)
         if intake is not None:
             return intake.vocabulary.max_context
-        if known.max_context:
-            return known.max_context
-        with contextlib.suppress(TokenizerUnusable):
-            return (await self.vocabulary(known.name)).max_context
-        return None
+        return known.max_context or None
 
     async def _retried(self, make: Callable[[], Awaitable[_Made]]) -> _Made:
         name = ""
@@ -215,7 +220,11 @@ class ModelCatalog:
         if task is None:
             task = self._loading[known] = asyncio.create_task(self._load_once(known))
             task.add_done_callback(lambda _: self._loading.pop(known, None))
-        await asyncio.shield(task)
+        try:
+            async with asyncio.timeout(LOAD_LIMIT_S):
+                await asyncio.shield(task)
+        except TimeoutError:
+            raise TokenizerUnusable(known.name) from None
         if known.name in self._failed_s:
             raise TokenizerUnusable(known.name)
 

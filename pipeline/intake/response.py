@@ -11,7 +11,7 @@ from pipeline.intake.build import AnswerKind, Generation
 from pipeline.intake.echo import EchoedPrompt
 from pipeline.intake.errors import refusal_of
 from pipeline.intake.logprob_format import chat_logprobs, completion_logprobs
-from pipeline.intake.tool_calls import ToolCall, ToolCallReader, split_calls
+from pipeline.intake.tool_calls import ToolCall, ToolCallReader, said_with_calls, split_calls
 from pipeline.intake.vocabulary import Vocabulary
 from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.protocol.sampling import SamplingParams
@@ -169,12 +169,7 @@ class AnswerShape:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         choice_id = self._generation.requests[index].request_id
         said, calls = split_calls(text, self._generation.tools, choice_id)
-        if calls:
-            message |= {
-                "content": said or None,
-                "tool_calls": [call.as_object() for call in calls],
-            }
-        return message, len(calls)
+        return message | said_with_calls(said, calls), len(calls)
 
     def _reason(self, reason: str, num_calls: int) -> str:
         rules = self._generation.tools

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the text subset, as the chat that it comes to.
+"""POST /v1/responses: text and functions, as the chat that it comes to.
 
 Supported: model, input (text, or messages of text parts, calls of functions and what these gave),
 instructions, max_output_tokens, sampling, tools that are functions, stream, background, store,
@@ -112,8 +112,11 @@ class ResponseCard(BaseModel):
         return self if rules is None else self.model_copy(update={"tool_rules": rules.kept()})
 
     def encode(self) -> str:
-        """For the ledger; bounded, and never the work of writing a long conversation down."""
-        num_chars = sum(len(message["content"] or "") for message in self.messages or ())
+        """For the ledger, without a conversation, then without tools too, that would be too long.
+
+        What is left is bounded by the body's size. A long conversation is not even written down.
+        """
+        num_chars = sum(_num_chars(message) for message in self.messages or ())
         text = self.model_dump_json() if num_chars <= MAX_CARD_BYTES else ""
         cuts: list[dict[str, object]] = [{"messages": None}, {"messages": None, "tools": []}]
         for too_much in cuts:
@@ -121,6 +124,14 @@ class ResponseCard(BaseModel):
                 break
             text = self.model_copy(update=too_much).model_dump_json()
         return text
+
+
+def _num_chars(message: Mapping[str, Any]) -> int:
+    """Of its text and of its calls' arguments."""
+    calls = message.get("tool_calls") or ()
+    return len(message.get("content") or "") + sum(
+        len(call["function"]["arguments"]) for call in calls
+    )
 
 
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}

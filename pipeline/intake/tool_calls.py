@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,13 @@ def split_calls(text: str, rules: ToolRules | None, choice_id: str) -> tuple[str
     parts = [*reader.feed(text), *reader.finish()]
     said = "".join(part for part in parts if isinstance(part, str))
     return said, [part for part in parts if isinstance(part, ToolCall)]
+
+
+def said_with_calls(said: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """`content`, and `tool_calls` if there are any, as an assistant's message has them."""
+    if not calls:
+        return {"content": said}
+    return {"content": said or None, "tool_calls": [call.as_object() for call in calls]}
 
 
 def _json_text(value: dict[str, Any]) -> str:

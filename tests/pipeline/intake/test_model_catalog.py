@@ -178,12 +178,12 @@ async def test_so_many_are_kept_and_the_one_used_longest_ago_goes(desk: Desk) ->
     assert desk.shelf.asked == ["m1"]
 
 
-async def test_the_context_is_told_by_workers_or_by_the_model_itself(desk: Desk) -> None:
-    assert await desk.catalog.max_context(replace(B, max_context=99)) == 99
-    assert desk.shelf.asked == []
-    assert await desk.catalog.max_context(B) == 512
-    desk.shelf.broken = {"a"}
-    assert await desk.catalog.max_context(A) is None
+async def test_the_context_is_told_by_workers_or_by_a_model_that_is_loaded(desk: Desk) -> None:
+    assert desk.catalog.max_context(replace(B, max_context=99)) == 99
+    assert desk.catalog.max_context(B) is None
+    assert desk.shelf.asked == [], "who lists models loads none"
+    await desk.build("b")
+    assert desk.catalog.max_context(B) == 512
 
 
 async def test_what_has_answered_once_has_a_vocabulary_or_is_refused(desk: Desk) -> None:
