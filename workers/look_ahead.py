@@ -60,7 +60,8 @@ class LookAhead:
 
     def look(self) -> None:
         """One look. Raises `StoreUnavailable`."""
-        line = self.ledger.next_in_line(self.queues, MAX_AHEAD) if self._is_full() else []
+        known = self._hints.keys()
+        line = self.ledger.next_in_line(self.queues, MAX_AHEAD, known) if self._is_full() else []
         waiting = {request.request_id for request in line}
         for request_id in self._hints.keys() - waiting:
             self._hints.pop(request_id).job.is_abandoned = True

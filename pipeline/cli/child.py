@@ -39,7 +39,10 @@ class Part:
 
 @dataclass(slots=True)
 class Child:
-    """A part and the process that runs it now. One that is not wanted is ended and not started again."""
+    """A part and the process that runs it now. One that is not wanted is ended and not started again.
+
+    One that was told to end (at `told_to_end_s`) ends, also if it is wanted again meanwhile.
+    """
 
     part: Part
     log_path: Path
@@ -79,7 +82,6 @@ class Child:
             )
         self.started_s = time.monotonic()
         self.was_ready = False
-        self.told_to_end_s = None
         return self.process.pid
 
     @property
@@ -88,10 +90,10 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def check_ready(self) -> bool:
-        """True once the part said so in this life; asked again only until then."""
+        """True while it runs and said so in this life; asked again only until it did."""
         if not self.was_ready and self.is_running:
             self.was_ready = self.part.is_ready(self)
-        return self.was_ready
+        return self.is_running and self.was_ready
 
     def log_of_this_life(self) -> bytes:
         """What the process wrote since it was started."""
@@ -130,6 +132,7 @@ class Child:
         exit_code = self.process.wait()
         self.signal_group(signal.SIGKILL)
         self.process = None
+        self.told_to_end_s = None
         return exit_code
 
 

@@ -30,7 +30,10 @@ CLIENT_ONLY_NAMES = ("POINTSMAN_API_KEY",)
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Builds the parts of one `pointsman serve`."""
+    """Builds the parts of one `pointsman serve`.
+
+    `num_resident` models have workers at once; None: all of them.
+    """
 
     options: ServeOptions
     data_dir: DataDirectory
@@ -38,6 +41,7 @@ class Deployment:
     kvd_socket: Path
     plans: tuple[ModelPlan, ...]
     flower_auth: str
+    num_resident: int | None = None
 
     @property
     def model_name(self) -> str:
@@ -69,7 +73,10 @@ class Deployment:
         )
 
     def workers_of(self, plan: ModelPlan) -> list[Part]:
-        """A model's workers; each gets its share of the cores, set before any library starts threads."""
+        """A model's workers; each gets its share of the cores, set before any library starts threads.
+
+        Shared among those of as many models as can be resident at once.
+        """
         return [
             self._worker(plan, role, index)
             for role, count in self.options.workers.items()
@@ -80,7 +87,7 @@ class Deployment:
         name = f"{role}-{index}"
         if len(self.plans) > 1:
             name = f"{model_slug(plan.name)}-{name}"
-        num_threads = str(threads_per_worker(self.options.num_workers))
+        num_threads = str(threads_per_worker(self._num_workers))
         env = {
             **_model_env(plan),
             "POINTSMAN_WORKER_ROLE": role,
@@ -98,6 +105,12 @@ class Deployment:
         ready = log_says("worker_ready")
         part = self._part(name, module_command("workers"), env, ready, WORKER_RANK, drain_s)
         return replace(part, stays_down=log_says("worker_drained_for_good"))
+
+    @property
+    def _num_workers(self) -> int:
+        """How many run at once."""
+        num_models = len(self.plans) if self.num_resident is None else self.num_resident
+        return sum(self.options.workers.values()) * max(1, num_models)
 
     def gateway(self) -> Part:
         """The HTTP server; ready when it says that it could serve a request."""

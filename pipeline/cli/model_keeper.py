@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 # A model that was started stays so long, that two which do not fit together do not only load.
 MIN_STAY_S = 10.0
@@ -53,6 +54,14 @@ class ModelKeeper:
                 model.is_wanted, model.started_s = True, now_s
         return [model.name for model in self.models if model.is_wanted]
 
+    @property
+    def num_resident(self) -> int:
+        """How many models can have workers at once: the warm ones and the smallest of the others."""
+        free_bytes = self.budget_bytes - sum(m.num_bytes for m in self.models if m.is_warm)
+        others = sorted(model.num_bytes for model in self.models if not model.is_warm)
+        num_fitting = sum(needed <= free_bytes for needed in accumulate(others))
+        return len(self.models) - len(others) + num_fitting
+
     def look(self, now_s: float, sight: Sight) -> bool:
         """Take in what is so, and decide; True if somebody else is wanted than before."""
         for model in self.models:
@@ -60,7 +69,7 @@ class ModelKeeper:
         asked = [model for model in self.models if model.asked_s is not None]
         leaving = [m for m in self.models if not m.is_wanted and sight.num_bytes.get(m.name)]
         if not asked:
-            return self._make_room(now_s, self._wanted_bytes - self.budget_bytes, is_enough=False)
+            return self._make_room(now_s, self._shared_bytes - self.budget_bytes, is_enough=False)
         first = min(asked, key=lambda model: model.asked_s or 0.0)
         missing = self._wanted_bytes + self._share_of(first) - self.budget_bytes
         if missing > 0:
@@ -101,6 +110,12 @@ class ModelKeeper:
             if missing_bytes > 0 and model.is_wanted and is_idle and not model.is_warm:
                 missing_bytes -= model.num_bytes
                 yield model
+
+    @property
+    def _shared_bytes(self) -> int:
+        """As `_wanted_bytes`; one that is larger than its share alone may stay, if it is alone."""
+        wanted = [model for model in self.models if model.is_wanted]
+        return sum(m.num_bytes if m.is_warm else self._share_of(m) for m in wanted)
 
     @property
     def _wanted_bytes(self) -> int:

@@ -20,6 +20,7 @@ from pipeline.ledger.store import connect
 # An interpreter with its libraries; a model's weights come on top. Measured when it has run.
 WORKER_BYTES = 128 << 20
 READ_LIMIT_S = 0.5
+# Kinds of files with weights; where a directory has several, the first is the one that is loaded.
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -41,7 +42,12 @@ class ResidentModels:
         self._client.close()
 
     def tick(self, now_s: float) -> None:
-        """Look at the ledger and the processes once; wait while Redis is away."""
+        """Look at the ledger and the processes once; wait while Redis is away.
+
+        Once workers were drained nobody is started any more: the order was to empty the node.
+        """
+        if self.supervisor.has_drained:
+            return
         try:
             backlog = read_backlog_now(self._client)
         except StoreUnavailable:
@@ -90,6 +96,10 @@ def make_keeper(options: ServeOptions, plans: Sequence[ModelPlan]) -> ModelKeepe
 
 def _guess_bytes(directory: Path | None) -> int:
     """What one worker of a model takes before it has run."""
-    weights = (file for pattern in _WEIGHTS for file in (directory or Path()).glob(pattern))
-    is_directory = directory is not None and directory.is_dir()
-    return WORKER_BYTES + (sum(file.stat().st_size for file in weights) if is_directory else 0)
+    if directory is None or not directory.is_dir():
+        return WORKER_BYTES
+    for pattern in _WEIGHTS:
+        sizes = [file.stat().st_size for file in directory.glob(pattern) if file.is_file()]
+        if sizes:
+            return WORKER_BYTES + sum(sizes)
+    return WORKER_BYTES

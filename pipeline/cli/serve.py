@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import redis
@@ -91,6 +92,8 @@ def _start(
     for plan in plans:
         _convert(plan, screen, supervisor)
     keeper = make_keeper(options, plans)
+    if keeper is not None:
+        deployment = replace(deployment, num_resident=keeper.num_resident)
     supervisor.start([deployment.kvd()], START_LIMIT_S)
     _start_workers(deployment, supervisor, keeper)
     supervisor.start([deployment.gateway()], START_LIMIT_S)

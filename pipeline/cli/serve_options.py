@@ -47,11 +47,6 @@ class ServeOptions:
     model_bytes: int | None = None
     keep_warm: tuple[str, ...] = ()
 
-    @property
-    def num_workers(self) -> int:
-        """All worker processes."""
-        return sum(self.workers.values()) * max(1, len(self.models))
-
 
 def parse_workers(text: str) -> dict[str, int]:
     """`prefill=1,decode=2` as a mapping; together they must be able to finish a request.

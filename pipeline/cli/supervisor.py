@@ -90,8 +90,13 @@ class Supervisor:
             child.is_wanted = is_wanted
 
     def are_ready(self, names: Collection[str]) -> bool:
-        """Each of them said so in its present life."""
+        """Each of them runs and said so in its present life."""
         return all(child.check_ready() for child in self._named(names))
+
+    @property
+    def has_drained(self) -> bool:
+        """One of the parts is down for good, by an order from outside."""
+        return any(child.is_down for child in self._children)
 
     def num_bytes(self, names: Collection[str]) -> int:
         """Memory that their processes take."""
@@ -135,16 +140,14 @@ class Supervisor:
         name = child.part.name
         if child.is_down:
             return
-        if not child.is_wanted:
+        if not child.is_wanted or child.told_to_end_s is not None:
             self._let_go(child, now_s)
         elif child.process is None:
             if now_s >= child.restart_at_s:
                 self._spawn(child)
         elif not child.is_running:
-            child.is_down = child.part.stays_down(child)
-            exit_code = self._reap(child)
-            if child.is_down:
-                self._screen.say(f"{name} was drained; it is down until serve is started again")
+            exit_code = self._bury(child)
+            if exit_code is None:
                 return
             delay_s = child.backoff.next_delay_s(now_s - child.started_s)
             child.restart_at_s = now_s + delay_s
@@ -159,14 +162,23 @@ class Supervisor:
         if child.process is None:
             return
         if not child.is_running:
-            self._reap(child)
             child.restart_at_s = 0.0
-            self._screen.say(f"{child.part.name} has made room")
+            if self._bury(child) is not None:
+                self._screen.say(f"{child.part.name} has made room")
         elif child.told_to_end_s is None:
             child.told_to_end_s = now_s
             child.signal_group(signal.SIGTERM)
         elif now_s - child.told_to_end_s > child.part.drain_s:
             child.signal_group(signal.SIGKILL)
+
+    def _bury(self, child: Child) -> int | None:
+        """Reap one that ended under watch; returns the exit code, or None if it stays down."""
+        child.is_down = child.part.stays_down(child)
+        exit_code = self._reap(child)
+        if not child.is_down:
+            return exit_code
+        self._screen.say(f"{child.part.name} was drained; it is down until serve is started again")
+        return None
 
     def _spawn(self, child: Child) -> None:
         self._tell_guardian(child.spawn())

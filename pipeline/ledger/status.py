@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.failure import Ending
 from pipeline.protocol.request import RequestState
@@ -62,5 +64,8 @@ def read_status(
 
 
 def read_cache_use(value: str | bytes) -> CacheUse | None:
-    """What the field `cache_use` says; None if it is empty."""
-    return CacheUse.model_validate_json(value) if value else None
+    """What the field `cache_use` says; None if it is empty, or of a build whose words we do not know."""
+    try:
+        return CacheUse.model_validate_json(value) if value else None
+    except ValidationError:
+        return None

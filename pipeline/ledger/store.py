@@ -24,7 +24,9 @@ _REFUSALS = ("OOM", "READONLY", "MISCONF", "LOADING", "NOREPLICAS", "MASTERDOWN"
 
 
 def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
-    """A client that answers or raises within `timeout_s`; it does not retry on its own.
+    """A client that waits `timeout_s` for each answer and then raises; it does not retry on its own.
+
+    Where it has to connect first, that takes up to `CONNECT_TIMEOUT_S` more.
 
     redis-py retries by default, which hides an outage from code that has to know of it.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -113,12 +113,15 @@ class WorkerLedger:
         reply = self._run("claim", request_id, worker, self._retention_s, *queues)
         return decode_claim(request_id, reply)
 
-    def next_in_line(self, queues: Sequence[str], count: int) -> list[WaitingRequest]:
+    def next_in_line(
+        self, queues: Sequence[str], count: int, known: Collection[str] = ()
+    ) -> list[WaitingRequest]:
         """Who goes next on these queues, `count` at most, as far as that is known. Changes nothing.
 
-        What another build wrote and we cannot read is left out.
+        `known` are request ids whose prompts need not come: theirs are empty. What another build
+        wrote and we cannot read is left out.
         """
-        reply = self._run("next_in_line", count, *queues)
+        reply = self._run("next_in_line", count, len(known), *known, *queues)
         waiting = []
         for request_id, prompt, sampling_json, salt in zip(*[iter(reply)] * 4, strict=True):
             with suppress(ValidationError):

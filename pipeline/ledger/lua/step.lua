@@ -30,6 +30,10 @@ for _ = 1, tonumber(ARGV[3]) do
   if r[1] ~= worker or r[2] ~= ARGV[i + 1] then
     stale[#stale + 1] = id
     stale[#stale + 1] = ARGV[i + 1]
+  elseif is_final(r[6]) and ending == '' then
+    -- Ended by somebody else, of which the worker has not heard: it must not go on.
+    stale[#stale + 1] = id
+    stale[#stale + 1] = ARGV[i + 1]
   elseif is_final(r[6]) then
     -- Ended by an earlier call, whose answer got lost. Its watchers were told.
   elseif #bytes > 0 and not append(tokens_key(id), offset, bytes) then

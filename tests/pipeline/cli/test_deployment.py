@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_each_model_has_all_workers_and_they_share_the_cores(
     assert {part.env["POINTSMAN_MODEL_NAME"] for part in others} == {"org.b"}
     assert {part.env["POINTSMAN_MODEL_ALIASES"] for part in others} == {""}
     assert {part.env["POINTSMAN_WORKER_THREADS"] for part in parts} == {"2"}
+
+
+def test_cores_are_shared_among_the_models_that_can_be_resident_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(12))
+    (part, *_) = replace(deployment(*PLANS), num_resident=1).workers_of(PLANS[1])
+    assert part.env["POINTSMAN_WORKER_THREADS"] == "4"
 
 
 def test_the_gateway_knows_all_models_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

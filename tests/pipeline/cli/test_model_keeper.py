@@ -90,6 +90,18 @@ def test_a_model_that_turns_out_larger_than_the_budget_is_served_alone() -> None
     assert look(made, 2 * LATER_S + 1, "a") == "a"
 
 
+def test_a_model_larger_than_the_budget_stays_while_nobody_else_is_asked_for() -> None:
+    made = keeper(10, 6, 6)
+    look(made, 1.0, "a", a=12)
+    assert look(made, LATER_S, a=12) == "a"
+
+
+def test_as_many_are_resident_at_once_as_fit_beside_the_warm_ones() -> None:
+    assert keeper(10, 8, 4, 4).num_resident == 2
+    assert keeper(10, 8, 4, 4, warm="a").num_resident == 1
+    assert keeper(20, 8, 4, 4).num_resident == 3
+
+
 def test_those_who_asked_first_are_served_first() -> None:
     made = keeper(4, 4, 4, 4)
     look(made, 1.0, "a")

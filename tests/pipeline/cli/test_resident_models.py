@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from pipeline.cli.child import Part, log_says
+from pipeline.cli.data_directory import DataDirectory
 from pipeline.cli.errors import OptionInvalid
+from pipeline.cli.model_keeper import KeptModel, ModelKeeper
 from pipeline.cli.model_store import ModelPlan
-from pipeline.cli.resident_models import WORKER_BYTES, make_keeper
+from pipeline.cli.resident_models import WORKER_BYTES, ResidentModels, make_keeper
+from pipeline.cli.screen import Screen
 from pipeline.cli.serve_options import EngineName, ServeOptions
+from pipeline.cli.signal_inbox import SignalInbox
+from pipeline.cli.supervisor import Supervisor
+from pipeline.ledger.admission import AdmissionLimits
+from pipeline.ledger.client_ledger import ClientLedger
+from pipeline.ledger.store import connect_async
+from pipeline.protocol.request import Request
+from pipeline.protocol.sampling import SamplingParams
 
 MIB = 1 << 20
 
@@ -61,6 +76,52 @@ def test_a_budget_that_a_model_cannot_fit_is_refused(plans: list[ModelPlan]) -> 
         make_keeper(options(100 * MIB), plans)
     with pytest.raises(OptionInvalid, match="at least 520MiB"):
         make_keeper(options(300 * MIB, "b"), plans)
+
+
+def test_of_several_kinds_of_weights_those_that_are_loaded_count(plans: list[ModelPlan]) -> None:
+    (plans[0].path or Path()).joinpath("pytorch_model.bin").write_bytes(bytes(MIB))
+    (plans[1].path or Path()).joinpath("old.bin").mkdir()
+    keeper = make_keeper(options(2**40), plans)
+    assert keeper is not None
+    assert [model.num_bytes // 2 - WORKER_BYTES for model in keeper.models] == [4 * MIB, 0]
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_on_a_drained_node_no_model_is_started_whatever_is_asked_for(
+    tmp_path: Path, redis_url: str, *, is_drained: bool
+) -> None:
+    connection = connect_async(redis_url)
+    gateway = ClientLedger(connection, limits=AdmissionLimits(9), retention_s=60)
+    request = Request("r1", "b", [1], SamplingParams(max_tokens=1), tenant="t")
+    await gateway.submit(request, "prefill.b", "gateway:g")
+    await connection.aclose()
+    keeper = ModelKeeper(9, [KeptModel("a", 9, is_wanted=True, used_s=0.0), KeptModel("b", 9)])
+    with SignalInbox() as inbox:
+        directory = DataDirectory(tmp_path)
+        directory.create()
+        shown = Console(file=io.StringIO(), force_terminal=False)
+        supervisor = Supervisor(directory, Screen(shown), inbox, None)
+        residents = ResidentModels(supervisor, keeper, {"a": ["a"], "b": ["b"]}, redis_url)
+        command = ("bash", "-c", "echo up; sleep 0.2; echo drained")
+        part = Part("a", command, dict(os.environ), log_says("up"), 0, stays_down=lambda _: True)
+        try:
+            if is_drained:
+                supervisor.start([part], 10.0)
+            else:
+                supervisor.add([part])
+            looks = iter(range(600))
+
+            def on_look(now_s: float) -> None:
+                if not is_drained or supervisor.has_drained or next(looks) > 500:
+                    residents.tick(now_s)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            supervisor.watch(on_look)
+            assert supervisor.has_drained == is_drained
+            assert keeper.models[0].is_wanted == is_drained, "it makes room for b where it may"
+        finally:
+            supervisor.stop()
+            residents.close()
 
 
 @pytest.mark.parametrize(("model_bytes", "name"), [(2**40, "c"), (None, "a")])

@@ -162,6 +162,59 @@ def test_a_part_runs_while_it_is_wanted(scene: Scene) -> None:
     assert "told to end" in scene.log("a")
 
 
+def follow(scene: Scene, *steps: Callable[[], object]) -> None:
+    """Watch until all steps were taken; one that answers False is tried again at the next look."""
+    left = list(steps)
+
+    def on_look(_: float) -> None:
+        if left and left[0]() is not False:
+            left.pop(0)
+
+    thread = signal_when(lambda: not left)
+    scene.supervisor.watch(on_look)
+    thread.join()
+    assert not left
+
+
+def test_a_part_that_died_is_not_ready_before_it_is_again(scene: Scene) -> None:
+    scene.supervisor.start([part("a", POLITE)], 10.0)
+    assert scene.supervisor.are_ready(["a"])
+    os.kill(scene.pids("a")[0], signal.SIGKILL)
+    wait_until(lambda: not scene.supervisor.are_ready(["a"]))
+
+
+def test_a_part_that_is_wanted_again_while_it_leaves_ends_first_and_is_no_death(
+    scene: Scene,
+) -> None:
+    supervisor = scene.supervisor
+    supervisor.start([part("mule", STUBBORN, drain_s=0.2)], 10.0)
+    follow(
+        scene,
+        lambda: supervisor.want(["mule"], is_wanted=False),
+        lambda: supervisor.want(["mule"], is_wanted=True),
+        lambda: len(scene.pids("mule")) == 2,
+        lambda: supervisor.are_ready(["mule"]),
+    )
+    assert "mule has made room" in scene.shown.getvalue()
+    assert "mule ended" not in scene.shown.getvalue()
+
+
+def test_a_part_that_was_drained_while_it_made_room_stays_down(scene: Scene) -> None:
+    supervisor = scene.supervisor
+    leaving = replace(part("a", POLITE), stays_down=log_says("told to end"))
+    supervisor.start([leaving], 10.0)
+    assert not supervisor.has_drained
+    follow(
+        scene,
+        lambda: supervisor.want(["a"], is_wanted=False),
+        lambda: supervisor.has_drained,
+        lambda: supervisor.want(["a"], is_wanted=True),
+        lambda: None,
+    )
+    assert len(scene.pids("a")) == 1
+    assert "a was drained" in scene.shown.getvalue()
+
+
 def test_a_part_that_dies_before_it_is_ready_ends_the_start_with_its_last_words(
     scene: Scene,
 ) -> None:

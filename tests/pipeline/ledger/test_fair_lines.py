@@ -254,6 +254,10 @@ async def test_who_goes_next_is_told_in_the_order_in_which_they_go(line: Line) -
     assert told(2) == ["high", "a2"]
     (first,) = line.ledger.next_in_line([QUEUE], 1)
     assert (first.prompt_tokens, first.sampling.max_tokens) == ([1] * 4, 4)
+    known = line.ledger.next_in_line([QUEUE], 9, {"high", "a3"})
+    assert [(each.request_id, len(each.prompt_tokens)) for each in known] == [
+        *(("high", 0), ("a2", 4), ("a3", 0), ("b1", 4), ("a4", 4)),
+    ]
     await line.gateway.cancel("high")
     assert told(9) == ["a2", "a3", "b1", "a4"]
     assert line.ledger.next_in_line(["decode.a"], 9) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -114,3 +115,19 @@ async def test_the_last_request_of_a_model_leaves_nothing_behind(
 
     left = {key.decode() for key in client.scan_iter() if key.decode().endswith((":a", ".a:3"))}
     assert left <= {"pace_ms:a", "asked_lately:a"}
+
+
+async def test_what_is_left_of_a_request_whose_key_is_gone_takes_no_room_for_ever(
+    gateway: ClientLedger,
+    worker_ledger: WorkerLedger,
+    client: redis.Redis,
+    make_request: Callable[..., Request],
+) -> None:
+    beat(worker_ledger, "wa", "a", 1)
+    at_ms = time.time() * 1000 - 1_000
+    client.zadd("open:model:a", {f"ghost{number}": at_ms for number in range(2)})
+    request = make_request("a0", model="a")
+    assert await gateway.submit(request, "prefill.a", "gateway:g") == []
+
+    assert worker_ledger.release() == [QueueMessage("a0", "prefill.a", 3)]
+    assert client.zrange("open:model:a", 0, -1) == [b"a0"]

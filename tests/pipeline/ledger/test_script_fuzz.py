@@ -159,7 +159,8 @@ class LedgerMachine(RuleBasedStateMachine):
             offset = max(0, len(log) + beside)
             data = b"".join(self.number() for _ in range(num_tokens))
             calls.append(LogWrite(name, self.attempt_of(name) + shift, offset, data, ending, 0))
-            if owner != worker or shift or not owner:
+            is_late = self.field(name, "state") in FINAL and not ending
+            if owner != worker or shift or not owner or is_late:
                 stale.add(name)
             elif data and offset <= len(log) and self.field(name, "state") == "running":
                 log = log[:offset] + data
@@ -253,7 +254,7 @@ class LedgerMachine(RuleBasedStateMachine):
             elif owner:
                 write = LogWrite(name, attempt, len(log), self.number(), act, 0)
                 reply = self.ledger.write_step(owner, [write])
-                assert not reply.stale
+                assert not reply.stale or self.field(name, "state") in FINAL
                 assert not reply.short
                 self.sent(reply.messages)
 
