@@ -31,21 +31,16 @@ class IoThreads:
 
     async def run(self, call: Callable[[], T]) -> T:
         """The call's result."""
-        result, _ = await self.run_timed(call)
-        return result
-
-    async def run_timed(self, call: Callable[[], T]) -> tuple[T, float]:
-        """The call's result, and the seconds it took on its thread."""
         call_id = next(self._call_ids)
 
-        def timed() -> tuple[T, float]:
-            began_s = self._running[call_id] = time.monotonic()
+        def watched() -> T:
+            self._running[call_id] = time.monotonic()
             try:
-                return call(), time.monotonic() - began_s
+                return call()
             finally:
                 del self._running[call_id]
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, timed)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, watched)
 
     def shut_down(self) -> None:
         """Take no more calls; those that run are not waited for."""

@@ -43,6 +43,7 @@ class NvmeTier:
         self._limits = limits or NvmeLimits()
         self._threads = IoThreads(NUM_IO_THREADS)
         self._runs = SlabRuns()
+        self._uncut_bytes = 0  # of the blocks for which the file has yet to be cut
         self._health = DiskHealth(self._limits.disk)
         if slab is None:
             self._health.give_up()
@@ -132,6 +133,7 @@ class NvmeTier:
         except OSError as error:
             self._health.turn_off("scan", error, time.monotonic())
             return False
+        self._uncut_bytes = 0
         newest = newest_copies(found)
         first_generation = 1 + max((stamp.generation for stamp in found.values()), default=0)
         slab = self._slab
@@ -152,11 +154,16 @@ class NvmeTier:
         self._runs = SlabRuns(codec_of(layout, self._limits.compression))
         cut = self._slab.layout if self._slab else None
         wanted = (self._runs.stored_bytes(block_bytes), self._runs.form)
-        if cut is None or (cut.block_bytes, cut.form) != wanted:
+        if self._uncut_bytes or cut is None or (cut.block_bytes, cut.form) != wanted:
             self.lay_out(block_bytes)
 
     def lay_out(self, block_bytes: int) -> None:
-        """Cut the file anew; its blocks are gone. No I/O may be under way."""
+        """Cut the file anew; its blocks are gone. No I/O may be under way.
+
+        While the disk refuses that nothing is served, and `keep_watch` tries it again.
+        """
+        self._index = NvmeIndex(0, self.unit_slots, self._limits)
+        self._uncut_bytes = block_bytes
         if self._slab is None or self.health is not NvmeHealth.ON:
             return
         try:
@@ -164,7 +171,7 @@ class NvmeTier:
         except OSError as error:
             self._health.turn_off("lay_out", error, time.monotonic())
             return
-        slab = self._slab
+        slab, self._uncut_bytes = self._slab, 0
         self._index = NvmeIndex(slab.num_slots, slab.unit_slots, self._limits)
         log.info(
             "nvme_laid_out",
@@ -241,7 +248,7 @@ class NvmeTier:
             return [None] * len(blocks)
         read = partial(self._runs.read, slab, blocks[0].slot, stamps, into)
         try:
-            outcomes, took_s = await self._threads.run_timed(read)
+            outcomes, took_s = await self._threads.run(read)
         except OSError as error:
             for block in blocks:
                 await self._quarantine(block)
@@ -277,6 +284,9 @@ class NvmeTier:
             self._health.turn_off("wait", TimeoutError("a disk call hangs"), now_s)
         else:
             self._health.retry(now_s)
+        is_on = self.health is NvmeHealth.ON
+        if self._uncut_bytes and is_on and not self.has_stuck_io:
+            self.lay_out(self._uncut_bytes)
         self.counters.evictions["expired"] += self._index.directory.expire(now_s).num_blocks
 
     async def sync(self) -> None:
@@ -325,7 +335,7 @@ class NvmeTier:
         payloads = [source.payload for _, source in placed]
         write = partial(self._runs.write, slab, placed[0][0].slot, stamps, payloads)
         try:
-            outcomes, took_s = await self._threads.run_timed(write)
+            outcomes, took_s = await self._threads.run(write)
         except OSError as error:
             self.counters.num_stores_dropped += len(placed)
             self._health.refuse_writes("write", error, time.monotonic())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -75,21 +76,26 @@ class SlabRuns:
         slot: int,
         stamps: Sequence[BlockStamp],
         payloads: Sequence[ByteArray],
-    ) -> list[BlockStamp | StoreResult]:
-        """Write the blocks whose bytes are those of their stamps; what lies in each slot now."""
+    ) -> tuple[list[BlockStamp | StoreResult], float]:
+        """Write the blocks whose bytes are those of their stamps.
+
+        What lies in each slot now, and the seconds that the disk took, without the packing.
+        """
         room = self._room(slab, len(stamps))
         ready = [
             self._prepared(stamp, payload, target)
             for stamp, payload, target in zip(stamps, payloads, room, strict=True)
         ]
         sound = [pair for pair in ready if isinstance(pair, tuple)]
+        began_s = time.monotonic()
         if len(sound) == len(ready):
             slab.write_run(slot, [stamp for stamp, _ in sound], [payload for _, payload in sound])
         else:
             for index, pair in enumerate(ready):
                 if isinstance(pair, tuple):
                     slab.write(slot + index, *pair)
-        return [pair[0] if isinstance(pair, tuple) else pair for pair in ready]
+        took_s = time.monotonic() - began_s
+        return [pair[0] if isinstance(pair, tuple) else pair for pair in ready], took_s
 
     def read(
         self,
@@ -97,17 +103,21 @@ class SlabRuns:
         slot: int,
         stamps: Sequence[BlockStamp],
         into: Sequence[ByteArray],
-    ) -> list[BlockStamp | SlotCorrupt]:
-        """Read and verify blocks; the stamp of each as it lies in its array, or what is wrong."""
-        if self._codec is None:
-            faults = slab.read_run(slot, stamps, into)
-            return [fault or stamp for fault, stamp in zip(faults, stamps, strict=True)]
-        room = self._room(slab, len(stamps))
+    ) -> tuple[list[BlockStamp | SlotCorrupt], float]:
+        """Read and verify blocks.
+
+        The stamp of each as it lies in its array, or what is wrong, and the seconds that the disk
+        took, without the unpacking.
+        """
+        codec = self._codec
+        room = into if codec is None else self._room(slab, len(stamps))
+        began_s = time.monotonic()
         faults = slab.read_run(slot, stamps, room)
+        took_s = time.monotonic() - began_s
         return [
-            fault or self._unpacked(self._codec, stamp, packed, target)
+            fault or (self._unpacked(codec, stamp, packed, target) if codec else stamp)
             for fault, stamp, packed, target in zip(faults, stamps, room, into, strict=True)
-        ]
+        ], took_s
 
     def _room(self, slab: NvmeSlab, num_slots: int) -> list[ByteArray]:
         """Memory for packed blocks, one array per slot; good until the thread's next call."""

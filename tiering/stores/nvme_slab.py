@@ -151,7 +151,8 @@ class NvmeSlab:
         """Store blocks in neighbouring slots of one unit, from `slot` on.
 
         Aligned payloads of whole pages are written from where they lie. After an OSError none of
-        the slots holds a block.
+        the slots is to be read; a restart may still find there, verified as ever, what came to lie
+        whole, or what the call did not reach.
 
         Raises:
             OSError: the medium refuses.
@@ -289,7 +290,7 @@ class NvmeSlab:
     def _write_to_end(
         self, unit: int, first: int, entries: bytes, parts: Sequence[ByteArray]
     ) -> None:
-        """Write a run that ends with its unit; if that fails, nothing in it is to be found."""
+        """Write a run that ends with its unit; if that fails, wipe its headers if the disk lets us."""
         with self._lock_of(unit):
             try:
                 self._change_table(unit, first, entries, behind=parts)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tiering.block_layout import BlockLayout
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
 from tiering.kvd.node_cache import NodeCache
@@ -24,17 +25,24 @@ from tiering.stores.nvme_slab import NvmeSlab
 
 BLOCK_BYTES = 4096
 HOLDER = 1
+LAYOUT = BlockLayout(num_layers=2, block_tokens=16, num_kv_heads=1, head_dim=16, dtype="float32")
 
 
 class SickSlab(NvmeSlab):
     """A slab on a disk that answers with `error_number`, or not before `may_answer` is set."""
 
     error_number = 0
+    is_cuttable = True
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         super().__init__(path, num_bytes)
         self.may_answer = threading.Event()
         self.may_answer.set()
+
+    def lay_out(self, block_bytes: int, form: str = "") -> None:
+        if not self.is_cuttable:
+            raise OSError(errno.EIO, "sick disk")
+        super().lay_out(block_bytes, form)
 
     def write_run(
         self, slot: int, stamps: Sequence[BlockStamp], payloads: Sequence[ByteArray]
@@ -104,6 +112,39 @@ async def test_a_refused_write_makes_the_tier_read_only_until_its_pause_is_over(
     assert tier.stats().num_stores_dropped == 1
     tier.keep_watch(time.monotonic() + 31, io_timeout_s=2)
     assert tier.is_writable
+    assert await tier.store(*make_block(9)) is StoreResult.STORED
+    tier.close()
+
+
+async def test_what_lies_on_a_disk_that_cannot_be_cut_anew_is_not_read_in_another_form(
+    slab: SickSlab,
+) -> None:
+    tier = await open_tier(slab, 3, NvmeLimits(compression="int8"))
+    slab.is_cuttable = False
+    tier.fit(BLOCK_BYTES, LAYOUT)
+    assert tier.form == "int8.v1"
+    for after_s in (0, 31, 300):  # the second and the third find it on, try and fail
+        tier.keep_watch(time.monotonic() + after_s, io_timeout_s=2)
+        assert not tier.has(key_of(1))
+        assert not tier.is_writable
+    slab.is_cuttable = True
+    tier.keep_watch(time.monotonic() + 1000, io_timeout_s=2)
+    assert slab.layout is not None
+    assert slab.layout.form == tier.form
+    assert tier.is_writable
+    assert not tier.has(key_of(1))
+    tier.close()
+
+
+async def test_a_file_that_could_not_be_cut_for_others_is_cut_for_its_own_blocks_again(
+    slab: SickSlab,
+) -> None:
+    tier = await open_tier(slab, 3, NvmeLimits(compression="int8"))
+    slab.is_cuttable = False
+    tier.fit(BLOCK_BYTES, LAYOUT)
+    slab.is_cuttable = True
+    tier.fit(BLOCK_BYTES, None)
+    tier.keep_watch(time.monotonic() + 31, io_timeout_s=2)
     assert await tier.store(*make_block(9)) is StoreResult.STORED
     tier.close()
 
