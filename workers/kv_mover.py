@@ -13,7 +13,7 @@ import structlog
 
 from pipeline.protocol.cache_use import LoadReason
 from pipeline.scheduling.transfer_cost import LoadPolicy, TransferCost
-from tiering.errors import LayoutMismatch, TieringError
+from tiering.errors import LayoutMismatch, LayoutNotPacked, TieringError
 from tiering.kvd.client import KvdClient
 from tiering.lease import Reservation
 from workers.hbm_pool import HbmPool
@@ -54,8 +54,9 @@ class _Span(NamedTuple):
 class KvdMover:
     """Owns one `KvdClient` on a thread of its own; see the port `KvMover`.
 
-    Loads go first, then hand-overs, prefetches piece by piece, and write-through. A daemon that is away makes loads misses
-    and stores no-ops, and is asked again after a back-off that doubles up to 2 s.
+    Loads go first, then hand-overs, prefetches piece by piece, and write-through. A daemon that is
+    away makes loads misses and stores no-ops, and is asked again after a back-off that doubles up
+    to 2 s; one that serves other blocks is asked every 30 s.
     """
 
     is_enabled = True
@@ -155,7 +156,7 @@ class KvdMover:
         self._disconnect()
 
     def _next_jobs(self) -> list[_Job]:
-        """A load, a hand-over, a prefetch, or a run of write-through; empty once stopping and all are done."""
+        """A load, a hand-over, a prefetch, or a run of write-through; empty once stopping and done."""
         with self._changed:
             while True:
                 if self._loads:
@@ -282,7 +283,7 @@ class KvdMover:
         client = self._make_client()
         try:
             client.connect()
-        except LayoutMismatch as error:
+        except (LayoutMismatch, LayoutNotPacked) as error:
             log.warning("kvd_layout_mismatch", reason=str(error), retry_in_s=_MISMATCH_BACKOFF_S)
             self._retry_at_s = time.monotonic() + _MISMATCH_BACKOFF_S
             return None

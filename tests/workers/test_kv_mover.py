@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tiering.block_layout import BlockLayout
 from tiering.kvd.client import KvdClient
 from workers.hbm_pool import ByteArray, HostPool
 from workers.kv_jobs import LoadJob, NoCache, NoTierBelow, StoreJob
@@ -215,6 +216,30 @@ def test_a_daemon_with_another_block_size_makes_every_load_a_miss(
     owner.close()
     assert loaded.num_loaded == 0
     assert not mover.stats().is_connected
+
+
+def test_a_daemon_that_packs_blocks_of_another_layout_is_not_asked_again_at_once(
+    bench: Bench, kvd: Any, sequence: MakeSequence
+) -> None:
+    kvd.end()
+    kvd.env["POINTSMAN_KVD_NVME_COMPRESSION"] = "int8"
+    kvd.start()
+    served, other = (BlockLayout(2, 16, heads, 2 // heads, "float32") for heads in (1, 2))
+    names = [f"{layout.describe()}.0123456789abcdef" for layout in (served, other)]
+    owner = KvdClient(kvd.socket_path, BLOCK_BYTES, "owner", namespace=names[0])
+    owner.connect()
+    mover = bench.start(
+        KvdMover(
+            lambda: KvdClient(kvd.socket_path, BLOCK_BYTES, "test", namespace=names[1]),
+            max_pending_blocks=8,
+        )
+    )
+    loaded = load(sequence("r", [1]), [key(1)], [3])
+    mover.load(loaded)
+    bench.wait(loaded)
+    owner.close()
+    assert loaded.num_loaded == 0
+    assert mover.stats().num_unavailable == 0, "it would be asked again within 2 s"
 
 
 def test_a_mover_that_stops_answers_all_it_took(

@@ -73,6 +73,7 @@ class KvdClient:
         Raises:
             KvdUnavailable: nobody answers, or not in time.
             LayoutMismatch: kvd serves smaller blocks; both sizes are named.
+            LayoutNotPacked: kvd packs the blocks of another layout; both are named.
         """
         self.close()
         welcome = self._connection.open(self._holder, self._block_bytes, self._namespace)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiering import frames
-from tiering.errors import KvdUnavailable, LayoutMismatch, ProtocolViolation
+from tiering.errors import KvdUnavailable, LayoutMismatch, LayoutNotPacked, ProtocolViolation
 from tiering.kvd import protocol
 from tiering.kvd.protocol import Op, Status
 
@@ -60,6 +60,7 @@ class KvdConnection:
         Raises:
             KvdUnavailable: nobody answers, or not in time.
             LayoutMismatch: kvd serves smaller blocks; both sizes are named.
+            LayoutNotPacked: kvd packs the blocks of another layout; both are named.
         """
         self.close()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -70,7 +71,7 @@ class KvdConnection:
             return self._greet(connection, [holder, block_bytes, namespace])
         except (OSError, ProtocolViolation) as error:
             raise self.broken_off(error) from error
-        except LayoutMismatch:
+        except (LayoutMismatch, LayoutNotPacked):
             self.close()
             raise
 
@@ -111,6 +112,8 @@ class KvdConnection:
             match status, value:
                 case Status.LAYOUT_MISMATCH, [int() as wanted_bytes, int() as served_bytes]:
                     raise LayoutMismatch(wanted_bytes, served_bytes)
+                case Status.LAYOUT_NOT_PACKED, [str() as wanted, str() as served]:
+                    raise LayoutNotPacked(wanted, served)
                 case Status.OK, [bytes() as session, int() as slot_bytes, int() as slab_bytes]:
                     slab_fd = fds.pop() if fds else _NO_FD
                     return Welcome(session, slot_bytes, slab_bytes, slab_fd)

@@ -185,7 +185,7 @@ class HolderConnection(asyncio.Protocol):
             return False
         except LayoutNotPacked as error:
             log.warning("holder_refused", holder=holder, reason=str(error))
-            self._reply(Status.REFUSED, str(error))
+            self._reply(Status.LAYOUT_NOT_PACKED, [error.wanted, error.served])
             return False
         return True
 

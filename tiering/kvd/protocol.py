@@ -43,3 +43,4 @@ class Status(IntEnum):
     OK = 0
     LAYOUT_MISMATCH = 1  # value: [wanted_bytes, served_bytes]
     REFUSED = 2  # value: a sentence
+    LAYOUT_NOT_PACKED = 3  # value: [wanted, served], layouts in words

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tiering.block_layout import BlockLayout
-from tiering.errors import KvdUnavailable
+from tiering.errors import LayoutNotPacked
 from tiering.kvd.client import KvdClient
 from tiering.kvd.operator import KvdOperator
 
@@ -123,7 +123,7 @@ def test_holders_of_another_layout_of_the_same_size_are_refused(kvd: KvdProcess)
     start(kvd, "int8")
     other = BlockLayout(2, 16, 4, 20, "float32")
     assert other.block_bytes == LAYOUT.block_bytes
-    with pytest.raises(KvdUnavailable, match="packs blocks of"):
+    with pytest.raises(LayoutNotPacked, match="packs blocks of"):
         kvd.client(block_bytes=other.block_bytes, namespace=f"{other.describe()}.0123456789abcdef")
 
 
