@@ -49,14 +49,25 @@ class NixlAgent:
         except self._errors as error:
             raise TransportMissing("nixl", str(error)) from error
         self._lock = threading.Lock()
+        self._memory: list[ByteArray] = []
         self._peers: OrderedDict[bytes, str] = (
             OrderedDict()
         )  # metadata -> name, used last at the end
 
     def register(self, memory: ByteArray) -> bytes:
-        """Let peers write into this array for as long as the agent lives; what they have to know."""
-        self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-        return bytes(self._agent.get_agent_metadata())
+        """Let peers write into this array for as long as the agent lives; what they have to know.
+
+        The agent keeps the array: a peer that was given up may still write there.
+
+        Raises:
+            TransportMissing: the library refuses the memory.
+        """
+        try:
+            self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+            self._memory.append(memory)
+            return bytes(self._agent.get_agent_metadata())
+        except self._errors as error:
+            raise TransportMissing("nixl", str(error)) from error
 
     def write(
         self,

@@ -65,8 +65,9 @@ class NixlTransport(TcpTransport):
         """The buffer as slots, (num_slots, slot_bytes); a larger one for larger blocks."""
         slot_bytes = padded(block_bytes)
         if slot_bytes > self._buffer.nbytes:
-            self._buffer = aligned_array(slot_bytes)
-            self._metadata = self._agent.register(self._buffer)
+            larger = aligned_array(slot_bytes)
+            self._metadata = self._agent.register(larger)
+            self._buffer = larger
         num_slots = self._buffer.nbytes // slot_bytes
         slots: ByteArray = self._buffer[: num_slots * slot_bytes].reshape(num_slots, slot_bytes)
         return slots
