@@ -117,3 +117,21 @@ def test_a_row_of_zeros_stays_one(int8: NativeOperators) -> None:
     assert not out[0].any()
     assert out[1, 3] == 0
     assert out[1].count_nonzero() == 31
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 17, 63, 64, 129])
+def test_a_row_with_what_is_no_number_gives_none(
+    value: float, place: int, int8: NativeOperators
+) -> None:
+    inputs = torch.randn(3, 130).bfloat16()
+    inputs[1, place] = value
+    weight = torch.randn(64, 130).bfloat16()
+    out, gated = torch.zeros(3, 64), torch.zeros(3, 32, dtype=torch.bfloat16)
+
+    int8.linear(weight)(inputs, out)
+    int8.gated_linear(weight)(inputs, gated)
+
+    for results in (out, gated):
+        assert not results[1].isfinite().any()
+        assert results[[0, 2]].isfinite().all()

@@ -5,12 +5,17 @@
 // depend on the rows computed with it.
 #pragma once
 
+#include <limits>
+
 #include "attention.h"
 #include "panel.h"
 
 namespace pointsman {
 
 constexpr int64_t kGroupInputs = 64;
+// One or two rows are through with a panel of int8 so fast that they take a tenth longer with more.
+template <int Rows>
+constexpr int64_t kInt8AheadBytes = Rows <= 2 ? 2 << 10 : kAheadBytes;
 
 using Ints = int32_t __attribute__((vector_size(64)));  // GCC spills arrays of __m512i
 
@@ -25,14 +30,16 @@ struct Int8Rows {
 };
 
 // A group of at most 64 bf16 of a row, of which fours lie `stride` bytes apart; what is missing
-// counts as zero.
+// counts as zero. With one that is no number none of the row's results is one: its scale is not.
 inline void round_group(const bf16* inputs, int64_t count, int8_t* values, int64_t stride,
                         float* scale, int32_t* offset) {
   __m512 parts[4], largest = _mm512_setzero_ps();
+  __mmask16 unordered = 0;
   for (int part = 0; part < 4; ++part) {
     const __mmask16 mask = mask16(count - 16 * part);
     parts[part] = widen(_mm256_maskz_loadu_epi16(mask, inputs + 16 * part));
     largest = _mm512_max_ps(largest, _mm512_abs_ps(parts[part]));
+    unordered |= _mm512_cmp_ps_mask(parts[part], parts[part], _CMP_UNORD_Q);
   }
   const float top = _mm512_reduce_max_ps(largest);
   const __m512 factor = _mm512_set1_ps(top > 0 ? 127.0f / top : 0.0f);
@@ -46,7 +53,7 @@ inline void round_group(const bf16* inputs, int64_t count, int8_t* values, int64
   for (int four = 0; four < kGroupInputs / 4; ++four) {
     *reinterpret_cast<int32_t*>(values + four * stride) = fours[four];
   }
-  *scale = top / 127.0f;
+  *scale = unordered ? std::numeric_limits<float>::quiet_NaN() : top / 127.0f;
   *offset = -128 * _mm512_reduce_add_epi32(sum);
 }
 
@@ -88,7 +95,7 @@ __attribute__((noinline)) void add_int8_group(const int8_t* values, const uint8_
   }
   for (int64_t four = 0; four < kGroupInputs / 4; ++four, columns += 4 * kPanelColumns) {
     if constexpr (Streams) {  // as in add_products
-      const char* ahead = reinterpret_cast<const char*>(columns) + kAheadBytes;
+      const char* ahead = reinterpret_cast<const char*>(columns) + kInt8AheadBytes<Rows>;
       _mm_prefetch(ahead, _MM_HINT_T0);
       _mm_prefetch(ahead + 64, _MM_HINT_T0);
     }
