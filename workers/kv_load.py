@@ -85,8 +85,9 @@ class BlockLoader:
         piece = wanted[: max(_PIECE_BYTES // self._pool.block_bytes, 1)]
         lease = client.acquire(piece, wait_s=_PIECE_WAIT_S)
         client.release(lease)
-        job.keys = wanted[len(piece) :] if len(lease.blocks) == len(piece) else []
-        return len(piece)
+        num_came = len(lease.blocks)
+        job.keys = wanted[num_came:] if num_came else []
+        return num_came
 
     def _run(self, num_dram: int, num_all: int) -> Run:
         return Run(num_dram * self._block_tokens, (num_all - num_dram) * self._block_tokens)

@@ -90,12 +90,17 @@ class LookAhead:
         return stats.waiting > 0 or num_taken >= self.settings.max_batch_sequences
 
     def _run(self) -> None:
-        was_away = False
+        has_failed = False  # said once
         while not self._stop.wait(LOOK_S):
             try:
                 self.look()
-                was_away = False
+                has_failed = False
             except StoreUnavailable as error:
-                if not was_away:
+                if not has_failed:
                     log.warning("look_ahead_missed", error=str(error))
-                was_away = True
+                has_failed = True
+            except Exception:
+                # The edge of this thread: a worker must not end for blocks that come later.
+                if not has_failed:
+                    log.exception("look_ahead_failed")
+                has_failed = True

@@ -221,8 +221,9 @@ class Worker:
         """How many messages may be on their way into the engine.
 
         Celery prefetches as much as it may run at once, and a sequence stops counting when the engine
-        admits it, once per step. Many short sequences end in one step, so that where they decode as many may come in. Prompts
-        are better off in the broker, where a worker that is free sooner finds them.
+        admits it, once per step. Many short sequences end in one step, so that where they decode as
+        many may come in. Prompts are better off in the broker, where a worker that is free sooner
+        finds them.
         """
         max_waiting = self._model.engine_settings.max_waiting
         is_prefill = self._settings.role is Role.PREFILL
@@ -242,12 +243,12 @@ class Worker:
         """Finish what runs, give back what does not finish in time, strike the worker off."""
         self._is_draining = True
         self._desk.refuse_more()
+        self._look_ahead.close()
         left = self._engine.stop(self._drain_s)
         self._sink.close()
         if left:
             self._desk.give_back(left, self._queue_elsewhere())
         self._upkeep.close()
-        self._look_ahead.close()
         if self._reporter is not None:
             self._reporter.close()
         self._control.close()

@@ -2,8 +2,9 @@
 
 `python tests/bench/floor.py [--threads 2] [--rounds 5] [--json]`. For each kind of step: the bytes
 that it must read and the products that it must compute, the time that the measured memory bandwidth
-(of a buffer as large as the weights) and bfloat16 products per second leave it at least (the slower of
-the two), and the share of that in the time that it takes. All of it is measured in one run; the last line is JSON.
+(of a buffer as large as the weights) and bfloat16 products per second leave it at least (the slower
+of the two), and the share of that in the time that it takes. All of it is measured in one run; the
+last line is JSON.
 """
 
 from __future__ import annotations

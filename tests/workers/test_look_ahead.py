@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.ledger.admission import AdmissionLimits
 from pipeline.ledger.client_ledger import ClientLedger
@@ -85,6 +86,15 @@ def on_disk(engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt)
     client.close()
 
 
+def start(engines: Any, kvd: Any, ledger: WorkerLedger, num_blocks: int) -> tuple[Any, LookAhead]:
+    """An engine with one place, and what looks ahead for it as if it had `num_blocks`."""
+    engine = engines.start(
+        runner=DigestRunner(step_delay_ms=20), mover=kvd.mover(), max_batch_sequences=1
+    )
+    settings = EngineSettings(num_blocks=num_blocks, max_batch_sequences=1)
+    return engine, LookAhead((QUEUE,), ledger, engine.engine, settings, lambda *_: ROOT)
+
+
 async def submit(gateway: ClientLedger, name: str, prompt: list[int], **sampling: Any) -> None:
     options = SamplingParams(max_tokens=4, **sampling)
     await gateway.submit(Request(name, "m", prompt, options, tenant="t"), QUEUE, "gateway:g")
@@ -98,11 +108,7 @@ async def test_what_waits_in_the_ledger_is_fetched_while_no_place_is_free(
     gateway: ClientLedger,
     ledger: WorkerLedger,
 ) -> None:
-    settings = EngineSettings(num_blocks=512, max_batch_sequences=1)
-    engine = engines.start(
-        runner=DigestRunner(step_delay_ms=20), mover=kvd.mover(), max_batch_sequences=1
-    )
-    look_ahead = LookAhead((QUEUE,), ledger, engine.engine, settings, lambda *_: ROOT)
+    engine, look_ahead = start(engines, kvd, ledger, 512)
     await submit(gateway, "private", on_disk.prompts[5], uses_cache=False)
     for number in range(5):
         await submit(gateway, f"r{number}", on_disk.prompts[number])
@@ -128,11 +134,7 @@ async def test_no_more_is_fetched_ahead_than_half_of_the_pool_holds(
     gateway: ClientLedger,
     ledger: WorkerLedger,
 ) -> None:
-    settings = EngineSettings(num_blocks=2 * (PROMPT_BLOCKS + 2), max_batch_sequences=1)
-    engine = engines.start(
-        runner=DigestRunner(step_delay_ms=20), mover=kvd.mover(), max_batch_sequences=1
-    )
-    look_ahead = LookAhead((QUEUE,), ledger, engine.engine, settings, lambda *_: ROOT)
+    engine, look_ahead = start(engines, kvd, ledger, 2 * (PROMPT_BLOCKS + 2))
     for number in range(2):
         await submit(gateway, f"r{number}", on_disk.prompts[number])
     engine.engine.submit(sequence("running", [65] * 20, 400))
@@ -140,4 +142,25 @@ async def test_no_more_is_fetched_ahead_than_half_of_the_pool_holds(
     for _ in range(2):
         look_ahead.look()
     on_disk.wait_in_dram(PROMPT_BLOCKS, 2, 0, 0, 0, 0)
-    engine.wait_stats(lambda stats: stats.mover.num_prefetched_blocks == settings.num_blocks // 2)
+    engine.wait_stats(lambda stats: stats.mover.num_prefetched_blocks == PROMPT_BLOCKS + 2)
+
+
+async def test_a_look_that_fails_is_told_and_is_not_the_last(
+    engines: Any,
+    kvd: Any,
+    sequence: MakeSequence,
+    on_disk: OnDisk,
+    gateway: ClientLedger,
+    ledger: WorkerLedger,
+) -> None:
+    engine, look_ahead = start(engines, kvd, ledger, 512)
+    roots = iter([lambda: {}["no such tenant"], lambda: ROOT])
+    look_ahead.key_root_for = lambda *_: next(roots)()
+    await submit(gateway, "r0", on_disk.prompts[0])
+    engine.engine.submit(sequence("running", [65] * 20, 400))
+    engine.wait_stats(lambda stats: stats.running == 1)
+    with capture_logs() as told:
+        look_ahead.start()
+        on_disk.wait_in_dram(PROMPT_BLOCKS, 0, 0, 0, 0, 0)
+        look_ahead.close()
+    assert [event["event"] for event in told].count("look_ahead_failed") == 1
