@@ -113,6 +113,15 @@ def workers_of(flower: str) -> dict[str, bool]:
     return {str(name): bool(is_alive) for name, is_alive in shown.items()}
 
 
+def knows_beat(flower: str, process: str) -> bool:
+    """Whether Flower has heard a worker's own heartbeat, which says how often it comes.
+
+    Of one known by its tasks alone it assumes a minute, and takes it to be alive for two after its end.
+    """
+    metrics = httpx.get(f"{flower}/metrics", auth=AUTH, timeout=5).text
+    return f'flower_worker_online{{worker="{process}@node-a"}}' in metrics
+
+
 def owner(rig: Rig, request_id: str) -> str:
     """The worker that runs a request, by the name of its process."""
     name: str = wait_until(lambda: rig.request_fields(request_id).get("owner"), 10, "an owner")
@@ -163,10 +172,11 @@ async def test_c151_a_lost_attempt_stays_as_last_heard_of_and_the_next_succeeds(
     rig: Rig, flower: str
 ) -> None:
     async with client(rig) as http:
-        job = JobReading(await submit_job(http, "loses its worker", max_tokens=150))
+        job = JobReading(await submit_job(http, "loses its worker", max_tokens=300))
         reading = asyncio.create_task(job.read_through(http, 60))
         await sees(flower, job.job_id, "STARTED")
         victim = await asyncio.to_thread(owner, rig, job.job_id)
+        await asyncio.to_thread(wait_until, lambda: knows_beat(flower, victim), 30, "a beat")
         await asyncio.to_thread(rig.kill, victim)
         await reading
     # A dead worker cannot say that its task ended.
