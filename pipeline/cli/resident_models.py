@@ -44,10 +44,8 @@ class ResidentModels:
     def tick(self, now_s: float) -> None:
         """Look at the ledger and the processes once; wait while Redis is away.
 
-        Once workers were drained nobody is started any more: the order was to empty the node.
+        Once workers are drained nobody is started or stopped any more: the order is to empty the node.
         """
-        if self.supervisor.has_drained:
-            return
         try:
             backlog = read_backlog_now(self._client)
         except StoreUnavailable:
@@ -63,7 +61,7 @@ class ResidentModels:
             },
             ready={name for name, parts in self.parts.items() if self.supervisor.are_ready(parts)},
         )
-        if self.keeper.look(now_s, sight):
+        if self.keeper.look(now_s, sight) and not self.supervisor.is_drained():
             for model in self.keeper.models:
                 self.supervisor.want(self.parts[model.name], is_wanted=model.is_wanted)
 

@@ -93,10 +93,12 @@ class Supervisor:
         """Each of them runs and said so in its present life."""
         return all(child.check_ready() for child in self._named(names))
 
-    @property
-    def has_drained(self) -> bool:
-        """One of the parts is down for good, by an order from outside."""
-        return any(child.is_down for child in self._children)
+    def is_drained(self) -> bool:
+        """One of the parts is down for good, or on the way, by an order from outside. Reads their logs."""
+        return any(
+            child.is_down or (child.process is not None and child.part.stays_down(child))
+            for child in self._children
+        )
 
     def num_bytes(self, names: Collection[str]) -> int:
         """Memory that their processes take."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,30 +96,32 @@ async def test_on_a_drained_node_no_model_is_started_whatever_is_asked_for(
     request = Request("r1", "b", [1], SamplingParams(max_tokens=1), tenant="t")
     await gateway.submit(request, "prefill.b", "gateway:g")
     await connection.aclose()
-    keeper = ModelKeeper(9, [KeptModel("a", 9, is_wanted=True, used_s=0.0), KeptModel("b", 9)])
+    sizes = {"a": 2**30, "b": 2**30}
+    keeper = ModelKeeper(2**30, [KeptModel(name, size) for name, size in sizes.items()])
+    keeper.models[0].is_wanted = True
+    directory = DataDirectory(tmp_path)
+    directory.create()
+    command = ("bash", "-c", "echo up; while :; do sleep 0.05; done")
+    part_a = Part(
+        "a", command, dict(os.environ), log_says("up"), 0, stays_down=lambda _: is_drained
+    )
     with SignalInbox() as inbox:
-        directory = DataDirectory(tmp_path)
-        directory.create()
-        shown = Console(file=io.StringIO(), force_terminal=False)
-        supervisor = Supervisor(directory, Screen(shown), inbox, None)
-        residents = ResidentModels(supervisor, keeper, {"a": ["a"], "b": ["b"]}, redis_url)
-        command = ("bash", "-c", "echo up; sleep 0.2; echo drained")
-        part = Part("a", command, dict(os.environ), log_says("up"), 0, stays_down=lambda _: True)
+        screen = Screen(Console(file=io.StringIO(), force_terminal=False))
+        supervisor = Supervisor(directory, screen, inbox, None)
+        residents = ResidentModels(supervisor, keeper, {name: [name] for name in sizes}, redis_url)
+        looks = iter(range(8))
+
+        def on_look(now_s: float) -> None:
+            residents.tick(now_s)
+            if next(looks, None) is None or directory.log_path("b").exists():
+                os.kill(os.getpid(), signal.SIGINT)
+
         try:
-            if is_drained:
-                supervisor.start([part], 10.0)
-            else:
-                supervisor.add([part])
-            looks = iter(range(600))
-
-            def on_look(now_s: float) -> None:
-                if not is_drained or supervisor.has_drained or next(looks) > 500:
-                    residents.tick(now_s)
-                    os.kill(os.getpid(), signal.SIGINT)
-
+            supervisor.start([part_a], 10.0)
+            supervisor.add([replace(part_a, name="b")])
             supervisor.watch(on_look)
-            assert supervisor.has_drained == is_drained
-            assert keeper.models[0].is_wanted == is_drained, "it makes room for b where it may"
+            assert directory.log_path("b").exists() != is_drained
+            assert supervisor.are_ready(["a"]) == is_drained, "it ends as it was told to"
         finally:
             supervisor.stop()
             residents.close()

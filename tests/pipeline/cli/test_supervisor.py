@@ -203,11 +203,11 @@ def test_a_part_that_was_drained_while_it_made_room_stays_down(scene: Scene) -> 
     supervisor = scene.supervisor
     leaving = replace(part("a", POLITE), stays_down=log_says("told to end"))
     supervisor.start([leaving], 10.0)
-    assert not supervisor.has_drained
+    assert not supervisor.is_drained()
     follow(
         scene,
         lambda: supervisor.want(["a"], is_wanted=False),
-        lambda: supervisor.has_drained,
+        lambda: supervisor.is_drained() and supervisor.num_bytes(["a"]) == 0,
         lambda: supervisor.want(["a"], is_wanted=True),
         lambda: None,
     )
