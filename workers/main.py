@@ -32,6 +32,7 @@ from workers.engine_stats import tier_loads
 from workers.heartbeat import ControlListener, Heartbeat
 from workers.kv_mover import KvMover, NoCache
 from workers.look_ahead import LookAhead
+from workers.models.errors import ModelError
 from workers.node_daemon import NodeDaemon
 from workers.peer_book import PeerBook
 from workers.request_desk import RequestDesk
@@ -302,4 +303,9 @@ def main() -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if settings.threads is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
-    return Worker(shared, settings).run()
+    try:
+        worker = Worker(shared, settings)
+    except ModelError as error:
+        log.critical("model_refused", error=str(error))
+        return 2
+    return worker.run()

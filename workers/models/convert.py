@@ -95,8 +95,8 @@ def _convert_into(gguf: Path, directory: Path, report: Report) -> None:
         raise ModelRefused(gguf.name, f"it is no GGUF file ({error})") from error
     report(15, "reading the vocabulary")
     fields = read_fields(reader)
-    ties_head = all(tensor.name != "output.weight" for tensor in reader.tensors)
-    config = hugging_face_config(fields, gguf.name, ties_head=ties_head)
+    tensors = {tensor.name for tensor in reader.tensors}
+    config = hugging_face_config(fields, gguf.name, tensors)
     config["rope_parameters"] = stretched_rope(reader, config, gguf.name)
     report(25, "writing the tokenizer")
     write_tokenizer(fields, directory, gguf.name, config["max_position_embeddings"])

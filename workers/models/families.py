@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from workers.models.config_refusals import Config, read_json, refuse_untold
 from workers.models.errors import ModelFilesMissing, ModelRefused
 from workers.models.model_facts import ModelFacts, token_ids_of
-
-Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +87,12 @@ class DecoderConfig:
 class Family:
     """What sets a family apart; a string names the config field (false if absent) that decides.
 
-    `window`: "none", "all" layers have the config's `sliding_window` (`default_window` if it has no
-    such field), or "typed": those that `layer_types` names, if `use_sliding_window` says so.
+    `architecture`: the class of transformers that computes the same. `window`: "none", "all" layers
+    have the config's `sliding_window` (`default_window` if it has no such field), or "typed": those
+    that `layer_types` names, if `use_sliding_window` says so.
     """
 
+    architecture: str
     qkv_bias: bool | str
     out_bias: bool | str = False
     mlp_bias: bool | str = False
@@ -100,47 +100,75 @@ class Family:
     window: Literal["none", "all", "typed"] = "none"
     default_window: int | None = None
     rotates_partly: bool = False
+    stretches_rope: bool = True
+    default_theta: float = 10_000.0
     skips_rope: bool = False
     joins_weights: bool = False
 
+    @property
+    def own_fields(self) -> set[str]:
+        """Those that are read of the fields by which decoders differ."""
+        windows = {"sliding_window"} if self.window != "none" else set()
+        return windows | ({"no_rope_layers"} if self.skips_rope else set())
+
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
-    "mistral": Family(qkv_bias=False, window="all", default_window=4096),
-    "phi3": Family(qkv_bias=False, window="all", rotates_partly=True, joins_weights=True),
-    "qwen2": Family(qkv_bias=True, window="typed"),
+    "llama": Family(
+        "LlamaForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "mistral": Family("MistralForCausalLM", qkv_bias=False, window="all", default_window=4096),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        qkv_bias=False,
+        window="all",
+        rotates_partly=True,
+        stretches_rope=False,
+        joins_weights=True,
+    ),
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="typed", default_window=4096),
     "qwen3": Family(
-        qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True, window="typed"
+        "Qwen3ForCausalLM",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        window="typed",
+        default_window=4096,
     ),
     "smollm3": Family(
+        "SmolLM3ForCausalLM",
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         mlp_bias="mlp_bias",
         window="typed",
+        default_theta=2_000_000.0,
         skips_rope=True,
     ),
 }
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-# Each says in words what a config asks for beyond this decoder; the first that holds is the reason.
-_REFUSALS: tuple[tuple[str, Callable[[Config], bool]], ...] = (
-    (
-        "it is no causal language model",
-        lambda config: (
-            not all(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
-        ),
-    ),
-    ("its weights are quantised", lambda config: bool(config.get("quantization_config"))),
-    (
-        "it has layers other than full and sliding attention",
-        lambda config: not _LAYER_TYPES.issuperset(config.get("layer_types") or ()),
-    ),
-    (
-        "its activation is not silu",
-        lambda config: config.get("hidden_act", "silu") not in ("silu", "swish"),
-    ),
-)
+_ROPE_TYPES: Mapping[str, set[str]] = {  # and what each knows beside the fields of all
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "yarn": {
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    },
+}
+_ROPE_FIELDS = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+}
 
 
 def read_config(directory: Path) -> DecoderConfig:
@@ -151,26 +179,41 @@ def read_config(directory: Path) -> DecoderConfig:
         ModelRefused: the model cannot be run exactly.
     """
     path = directory / "config.json"
-    if not path.is_file():
-        raise ModelFilesMissing(str(directory), "config.json")
-    config: Config = json.loads(path.read_bytes())
+    config = read_json(path)
     generation_path = directory / "generation_config.json"
-    generation = json.loads(generation_path.read_bytes()) if generation_path.is_file() else {}
-    try:
-        return _decoder_config(directory.name, config, generation)
-    except KeyError as error:
-        raise ModelFilesMissing(str(path), f"field {error.args[0]}") from error
-
-
-def _decoder_config(name: str, config: Config, generation: Config) -> DecoderConfig:
+    generation = read_json(generation_path) if generation_path.is_file() else {}
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
+        known = ", ".join(FAMILIES)
         raise ModelRefused(
-            name, f"family {config.get('model_type')} is not one of {', '.join(FAMILIES)}"
+            directory.name, f"family {config.get('model_type')} is not one of {known}"
         )
-    for reason, holds in _REFUSALS:
-        if holds(config):
-            raise ModelRefused(name, reason)
+    refuse_untold(directory, config, family.own_fields, family.architecture)
+    try:
+        decoder = _decoder_config(directory.name, config, generation, family)
+    except KeyError as error:
+        raise ModelFilesMissing(str(path), f"field {error.args[0]}") from error
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise ModelRefused(directory.name, f"its config makes no sense: {error}") from error
+    _refuse_odd_shapes(decoder)
+    return decoder
+
+
+def _refuse_odd_shapes(config: DecoderConfig) -> None:
+    num_rotated = int(config.head_dim * config.rope.partial)
+    if config.num_heads % config.num_kv_heads:
+        raise ModelRefused(config.name, "its query heads are no multiple of its key heads")
+    if num_rotated % 2 or not 0 < num_rotated <= config.head_dim:
+        raise ModelRefused(config.name, f"it rotates {num_rotated} elements of {config.head_dim}")
+    if len(config.rotates) < config.num_layers:
+        raise ModelRefused(config.name, "its no_rope_layers are fewer than its layers")
+
+
+def _decoder_config(name: str, config: Config, generation: Config, family: Family) -> DecoderConfig:
+    if not _LAYER_TYPES.issuperset(config.get("layer_types") or ()):
+        raise ModelRefused(name, "it has layers other than full and sliding attention")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelRefused(name, "its activation is not silu")
 
     def decide(flag: bool | str) -> bool:  # noqa: FBT001  # a field name or the answer itself
         return bool(config.get(flag, False)) if isinstance(flag, str) else flag
@@ -186,7 +229,7 @@ def _decoder_config(name: str, config: Config, generation: Config) -> DecoderCon
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=_head_dim(config),
-        norm_eps=config["rms_norm_eps"],
+        norm_eps=float(config["rms_norm_eps"]),
         rope=_rope_config(name, config, family),
         windows=_windows(name, config, family),
         rotates=_rotates(config, family),
@@ -209,30 +252,32 @@ def _head_dim(config: Config) -> int:
     return int(config["hidden_size"] // config["num_attention_heads"])
 
 
-def _rope_fields(config: Config) -> Config:
-    """Rope settings in the form of transformers 5, from that or the older one."""
-    fields: dict[str, Any] = {"rope_theta": config.get("rope_theta", 10_000.0)}
-    if "partial_rotary_factor" in config:
-        fields["partial_rotary_factor"] = config["partial_rotary_factor"]
-    fields.update(config.get("rope_scaling") or {})
-    fields.update(config.get("rope_parameters") or {})
-    return fields
+def _rope_fields(config: Config, family: Family) -> Config:
+    """Rope settings in the form of transformers 5, from that or the older one, which goes first."""
+    outside = {name: config.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    inside = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    told = [(name, value) for part in (outside, inside) for name, value in part.items()]
+    return {"rope_theta": family.default_theta} | {k: v for k, v in told if v is not None}
 
 
 def _windows(name: str, config: Config, family: Family) -> tuple[int, ...]:
     num_layers = int(config["num_hidden_layers"])
-    everywhere = (0,) * num_layers
-    if family.window == "all":
-        return (int(config.get("sliding_window", family.default_window) or 0),) * num_layers
     kinds = config.get("layer_types") or ()
-    if family.window == "typed" and config.get("use_sliding_window"):
-        window = int(config.get("sliding_window") or 0)
-        if window and len(kinds) != num_layers:
-            raise ModelRefused(name, "it does not say which layers have its sliding window")
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) or everywhere
-    if family.window == "none" and "sliding_attention" in kinds:
-        raise ModelRefused(name, "its family has no sliding attention, its layer_types do")
-    return everywhere
+    is_used = family.window == "all" or (
+        family.window == "typed" and bool(config.get("use_sliding_window"))
+    )
+    window = config.get("sliding_window", family.default_window) if is_used else None
+    if window is None:
+        if "sliding_attention" in kinds:
+            raise ModelRefused(name, "its layer_types have sliding attention, other fields do not")
+        return (0,) * num_layers
+    if int(window) < 1:
+        raise ModelRefused(name, f"its sliding window has {window} tokens")
+    if family.window == "all":
+        return (int(window),) * num_layers
+    if len(kinds) != num_layers:
+        raise ModelRefused(name, "it does not say which layers have its sliding window")
+    return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _rotates(config: Config, family: Family) -> tuple[bool, ...]:
@@ -247,11 +292,15 @@ def _rotates(config: Config, family: Family) -> tuple[bool, ...]:
 
 
 def _rope_config(name: str, config: Config, family: Family) -> RopeConfig:
-    fields = _rope_fields(config)
+    fields = _rope_fields(config, family)
     rope_type = fields.get("rope_type", fields.get("type", "default"))
-    if rope_type not in _ROPE_TYPES:
-        raise ModelRefused(name, f"rope type {rope_type} is not one of {', '.join(_ROPE_TYPES)}")
-    partial = float(fields.get("partial_rotary_factor") or 1.0)
+    known = tuple(_ROPE_TYPES) if family.stretches_rope else ("default",)
+    if rope_type not in known:
+        raise ModelRefused(name, f"rope type {rope_type} is not one of {', '.join(known)}")
+    unknown = sorted(set(fields) - _ROPE_FIELDS - _ROPE_TYPES[rope_type])
+    if unknown:
+        raise ModelRefused(name, f"rope type {rope_type} has no {unknown[0]}")
+    partial = float(fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0 and not family.rotates_partly:
         raise ModelRefused(name, "it rotates only a part of each head")
     plain = RopeConfig(float(fields["rope_theta"]), rope_type, partial)
@@ -260,15 +309,23 @@ def _rope_config(name: str, config: Config, family: Family) -> RopeConfig:
     plain = replace(plain, factor=float(fields["factor"]))
     if rope_type == "linear":
         return plain
-    original = int(fields["original_max_position_embeddings"])
+    plain = replace(plain, original_context_tokens=_original_context(name, config, fields))
     if rope_type == "yarn":
-        return _yarn_config(replace(plain, original_context_tokens=original), fields)
+        return _yarn_config(plain, fields)
     return replace(
         plain,
-        original_context_tokens=original,
         low_freq_factor=float(fields["low_freq_factor"]),
         high_freq_factor=float(fields["high_freq_factor"]),
     )
+
+
+def _original_context(name: str, config: Config, fields: Config) -> int:
+    """Tokens of the context before it was stretched: the whole context, if the config is silent."""
+    field = "original_max_position_embeddings"
+    inside = fields.get(field, config["max_position_embeddings"])
+    if config.get(field, inside) != inside:
+        raise ModelRefused(name, f"it has two {field}: {config[field]} and {inside}")
+    return int(inside)
 
 
 def _yarn_config(plain: RopeConfig, fields: Config) -> RopeConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,27 @@ _FULL_PRECISION = {
     GGMLQuantizationType.F16: "F16",
     GGMLQuantizationType.BF16: "BF16",
 }
+# The fields of a model that are read here, and those that say nothing of what it computes.
+_KNOWN_FIELDS = {
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_used_count",  # of none
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "tensor_data_layout",
+    "vocab_size",
+}
 _TYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -70,8 +91,8 @@ def read_fields(reader: GGUFReader) -> dict[str, Any]:
     return {name: field.contents() for name, field in reader.fields.items()}
 
 
-def hugging_face_config(fields: Fields, model: str, *, ties_head: bool) -> dict[str, Any]:
-    """The config.json of a GGUF model.
+def hugging_face_config(fields: Fields, model: str, tensors: Container[str]) -> dict[str, Any]:
+    """The config.json of a GGUF model; `tensors` are the names of those in the file.
 
     Raises:
         ModelRefused: the architecture, or a feature that its fields name, is not known.
@@ -85,12 +106,13 @@ def hugging_face_config(fields: Fields, model: str, *, ties_head: bool) -> dict[
         for name, value in fields.items()
         if name.startswith(f"{architecture}.")
     }
+    _refuse_what_is_not_read(own, fields, model)
     num_heads = own["attention.head_count"]
     head_dim = own.get("attention.key_length", own["embedding_length"] // num_heads)
-    if own.get("rope.scaling.type", "none") not in ("none", "linear"):
-        raise ModelRefused(model, f"rope scaling {own['rope.scaling.type']} is not known")
-    if own.get("rope.dimension_count", head_dim) != head_dim or "expert_count" in own:
-        raise ModelRefused(model, "it rotates a part of each head, or has experts")
+    if own.get("rope.dimension_count", head_dim) != head_dim:
+        raise ModelRefused(model, "it rotates a part of each head")
+    if own.get("attention.value_length", head_dim) != head_dim:
+        raise ModelRefused(model, "its keys and values have different sizes")
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": _shortest(own.get("rope.freq_base", 10_000.0)),
@@ -111,10 +133,26 @@ def hugging_face_config(fields: Fields, model: str, *, ties_head: bool) -> dict[
         "max_position_embeddings": own["context_length"],
         "vocab_size": len(fields["tokenizer.ggml.tokens"]),
         "rope_parameters": rope,
-        "tie_word_embeddings": ties_head,
+        "tie_word_embeddings": "output.weight" not in tensors,
         "dtype": "bfloat16",
     }
-    return config | special_token_ids(fields)
+    biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_down.bias"}
+    has_biases = {name: True for name, tensor in biases.items() if tensor in tensors}
+    return config | has_biases | special_token_ids(fields)
+
+
+def _refuse_what_is_not_read(own: Fields, fields: Fields, model: str) -> None:
+    """A field that nobody reads would be missing from the computation; zeros ask for nothing."""
+    unknown = sorted(name for name, value in own.items() if name not in _KNOWN_FIELDS and value)
+    if unknown:
+        raise ModelRefused(model, f"its field {unknown[0]} is not known")
+    by_layer = sorted(name for name, value in own.items() if isinstance(value, list))
+    if by_layer:
+        raise ModelRefused(model, f"its layers differ in {by_layer[0]}")
+    if own.get("rope.scaling.type", "none") not in ("none", "linear"):
+        raise ModelRefused(model, f"rope scaling {own['rope.scaling.type']} is not known")
+    if fields.get("split.count", 1) > 1:
+        raise ModelRefused(model, "it is one part of several: join them with llama-gguf-split")
 
 
 def stretched_rope(reader: GGUFReader, config: Mapping[str, Any], model: str) -> dict[str, Any]:

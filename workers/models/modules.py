@@ -2,22 +2,24 @@
 
 Slower than the compact decoder, and as exact: what it cannot run exactly it refuses when it is
 loaded. A short text is computed by the modules' own attention and by ours, in chunks through blocks,
-and the logits must agree.
+and the logits must agree; the masks that the modules ask for are tried over the whole context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.kernels.operators import Operators, PagedAttention, StepPlan
-from workers.models.attention_survey import Survey, SurveyRefused
+from workers.models.attention_survey import MODULE_FAULTS, Survey, SurveyRefused, shortened
+from workers.models.config_refusals import read_json, refuse_untold
 from workers.models.errors import ModelRefused
 from workers.models.model_facts import ModelFacts, token_ids_of
 from workers.models.weights import weight_paths
@@ -25,7 +27,6 @@ from workers.models.weights import weight_paths
 _IMPLEMENTATION = "pointsman_paged"
 _UNSTEADY_ROPES = {"dynamic", "longrope"}
 _NOT_SAID = 2048
-_LONGEST_REASON = 240  # characters
 
 
 class ModulesModel:
@@ -139,16 +140,21 @@ def _paged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _mask: object,
+    attention_mask: object,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers knows; who attends stands in the module."""
     step = module.pointsman_attention
-    return step.attend(query, key, value, module=module, **options), None
+    return step.attend(query, key, value, module=module, mask=attention_mask, **options), None
+
+
+def _mask_as_rule(*, mask_function: object, **_: Any) -> object:
+    """A mask that is no tensor: the function of places that would fill it. Only the survey asks it."""
+    return mask_function
 
 
 AttentionInterface.register(_IMPLEMENTATION, _paged_attention)
-AttentionMaskInterface.register(_IMPLEMENTATION, lambda **_: None)
+AttentionMaskInterface.register(_IMPLEMENTATION, _mask_as_rule)
 
 
 def _load(directory: Path, dtype: torch.dtype) -> Any:
@@ -164,7 +170,7 @@ def _load(directory: Path, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-    except ValueError as error:
+    except (*MODULE_FAULTS, OSError, ImportError, SafetensorError) as error:
         raise ModelRefused(directory.name, _in_short(error)) from error
     wrong = sorted({str(name) for kind in info.values() for name in kind})
     if wrong:
@@ -173,21 +179,34 @@ def _load(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def _config_of(directory: Path) -> Any:
+    told = read_json(directory / "config.json")
     try:
         config = transformers.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+    except (*MODULE_FAULTS, OSError, StrictDataclassError) as error:
         raise ModelRefused(directory.name, _in_short(error)) from error
-    reason = next((words for words, holds in _REFUSALS if holds(config)), None)
-    if reason is not None:
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:
+        raise ModelRefused(directory.name, f"{config.model_type} is no causal language model")
+    refuse_untold(directory, told, _fields_known_to(type(config)), kind.__name__)
+    if _has_unsteady_rope(config):
+        reason = "its rope depends on the longest position (dynamic, longrope)"
         raise ModelRefused(directory.name, reason)
     return config
 
 
+def _fields_known_to(kind: Any) -> set[str]:
+    """Fields that a class of configs declares, also under a second name, or makes by itself."""
+    names = {*kind.__dataclass_fields__, *kind.attribute_map, *kind.attribute_map.values()}
+    with contextlib.suppress(*MODULE_FAULTS, StrictDataclassError):  # it has no defaults
+        names |= set(dir(kind()))
+    return names
+
+
 def _in_short(error: Exception) -> str:
     """What transformers says, on one line."""
-    return " ".join(str(error).split())[:_LONGEST_REASON]
+    return shortened(f"transformers cannot load it ({type(error).__name__}): {error}")
 
 
 def _has_unsteady_rope(config: Any) -> bool:
@@ -195,19 +214,3 @@ def _has_unsteady_rope(config: Any) -> bool:
     fields = getattr(config.get_text_config(), "rope_parameters", None) or {}
     of_layers = [own for own in fields.values() if isinstance(own, dict)]
     return any(own.get("rope_type") in _UNSTEADY_ROPES for own in (fields, *of_layers))
-
-
-# Each says in words what a config asks for that blocks and chunks cannot give.
-_REFUSALS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("it has an encoder", lambda config: bool(config.is_encoder_decoder)),
-    (
-        "it is no causal language model",
-        lambda config: (
-            not all(
-                name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()
-            )
-        ),
-    ),
-    ("its weights are quantised", lambda config: hasattr(config, "quantization_config")),
-    ("its rope depends on the longest position (dynamic, longrope)", _has_unsteady_rope),
-)

@@ -22,9 +22,12 @@ from workers.kernels.operators import (
     StepPlan,
 )
 from workers.models.activations import ActivationBuffers, Activations
+from workers.models.errors import ModelRefused
 from workers.models.families import DecoderConfig
 from workers.models.rope import RopeTable
 from workers.models.weights import WeightFiles
+
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,14 @@ class Decoder:
         reader = _LayerReader(files, config, operators, self._rope.num_rotated)
         table = (config.vocab_size, config.hidden_size)
         embedding = files.take("model.embed_tokens.weight", operators.dtype, table)
+        head = _read_head(files, config, embedding)
         embedding = embedding.to(operators.device)  # once, also where the head is the same
         self._embedding = operators.embedding(embedding)
         self._layers = [reader.read(number) for number in range(config.num_layers)]
         norm = files.take("model.norm.weight", torch.float32, (config.hidden_size,))
         self._norm = operators.rms_norm(norm, config.norm_eps)
-        ties_head = config.ties_head
-        if ties_head is None:
-            ties_head = "lm_head.weight" not in files
-        head = embedding if ties_head else files.take("lm_head.weight", operators.dtype, table)
-        self._head = operators.head(head)
-        files.refuse_leftovers("rotary_emb.inv_freq", *(("lm_head.weight",) if ties_head else ()))
+        self._head = operators.head(embedding if head is None else head)
+        files.refuse_leftovers("rotary_emb.inv_freq")
 
     def rope(self, num_positions: int) -> torch.Tensor:
         """The rotations of the positions up to there, for a `StepPlan`."""
@@ -119,6 +119,25 @@ class Decoder:
         logits = self._buffers.logits(len(logit_rows))
         self._head(normed, logits)
         return logits
+
+
+def _read_head(
+    files: WeightFiles, config: DecoderConfig, embedding: torch.Tensor
+) -> torch.Tensor | None:
+    """The head's weight, None if it is the embedding.
+
+    Raises:
+        ModelRefused: the config ties them, and the files hold a head that is another.
+    """
+    if not config.ties_head and (config.ties_head is False or _HEAD in files):
+        return files.take(_HEAD, embedding.dtype, tuple(embedding.shape))
+    if _HEAD in files and not torch.equal(
+        files.take(_HEAD, embedding.dtype, tuple(embedding.shape)), embedding
+    ):
+        raise ModelRefused(
+            config.name, "its config ties the head to the embedding, its files do not"
+        )
+    return None
 
 
 def _attend(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import xxhash
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from workers.models.errors import ModelFilesMissing, ModelRefused
 
@@ -27,11 +27,15 @@ class WeightFiles:
 
         Raises:
             ModelFilesMissing: there are no weights, or a shard is missing.
+            ModelRefused: a file is none of safetensors, or cut short.
         """
         self._directory = directory
         self._file_of: dict[str, Any] = {}
         for path in weight_paths(directory):
-            file: Any = safe_open(path, framework="pt")
+            try:
+                file: Any = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise ModelRefused(directory.name, f"{path.name}: {error}") from error
             self._file_of.update(dict.fromkeys(file.keys(), file))
         self._left = set(self._file_of)
 

@@ -18,10 +18,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.workers.models.tiny_models import copied
 from workers.models import convert as conversion
 from workers.models.bench import EngineBench
 from workers.models.convert import convert, main, packaged_gguf
 from workers.models.errors import ModelFilesMissing, ModelRefused
+from workers.models.gguf_weights import hugging_face_config
 from workers.models.load import load_runner
 
 PROMPT = [5, 77, 130, 9, 250, 31, 8] * 9
@@ -59,7 +61,7 @@ def add_weights(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any]
         stem, _, kind = name.rpartition(".")
         values = tensor.float().numpy()
         last = stem.rpartition(".")[2]
-        if config["model_type"] == "llama" and last in heads:
+        if config["model_type"] in ("llama", "mistral") and last in heads:
             values = interleaved(values, config[heads[last]])
         if stem.startswith("model.layers."):
             _, _, number, own = stem.split(".", 3)
@@ -69,8 +71,11 @@ def add_weights(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any]
         writer.add_tensor(f"{stem}.{kind}", values.astype("f4" if values.ndim == 1 else "f2"))
 
 
-def write_gguf(directory: Path, path: Path, **fields: str) -> None:
-    """Write a tiny model as GGUF, with a tokenizer of a few words."""
+def write_gguf(directory: Path, path: Path, **fields: Any) -> None:
+    """Write a tiny model as GGUF, with a tokenizer of a few words.
+
+    `numbers`: further fields of its architecture.
+    """
     config = json.loads((directory / "config.json").read_text())
     family = config["model_type"]
     writer = gguf.GGUFWriter(path, fields.get("architecture", family))
@@ -84,6 +89,13 @@ def write_gguf(directory: Path, path: Path, **fields: str) -> None:
     writer.add_key_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    for name, value in fields.get("numbers", {}).items():
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_float32(name, value)
     pieces = ["<pad>", "<s>", "</s>", "a", "b", "ab", "1", "Ġ", "Ċ"]
     pieces += [f"<{number}>" for number in range(config["vocab_size"] - len(pieces))]
     writer.add_tokenizer_model(fields.get("tokenizer", "gpt2"))
@@ -159,6 +171,26 @@ def test_a_converted_model_computes_what_the_original_does(
     assert (percents[0], percents[-1]) == (0, 100)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_rows_of_biases_are_put_back_in_order_as_those_of_weights_are(
+    family: str, tiny_model: MakeModel, tmp_path: Path
+) -> None:
+    """llama.cpp's architecture llama is Mistral's too, and its files tell biases by tensors alone."""
+    original = tiny_model("llama3" if family == "llama" else family)
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    changes = {"rope_parameters": rope, "sliding_window": None}
+    directory = copied(original, tmp_path / "plain", **changes)
+    write_gguf(directory, tmp_path / "tiny.gguf", architecture="llama")
+
+    convert(tmp_path / "tiny.gguf", tmp_path / "out", lambda *_: None)
+
+    logits = []
+    for each in (directory, tmp_path / "out"):
+        bench = EngineBench(load_runner("torch", each))
+        logits.append(bench.step([bench.lane(PROMPT)], [len(PROMPT)])[0])
+    np.testing.assert_allclose(logits[1], logits[0], atol=0.02 * np.abs(logits[0]).max())
+
+
 def test_the_tokenizer_and_its_chat_template_come_along(
     tiny_model: MakeModel, tmp_path: Path
 ) -> None:
@@ -222,15 +254,31 @@ def test_a_failed_conversion_leaves_no_directory(tiny_model: MakeModel, tmp_path
     [
         ({"architecture": "gemma3"}, "architecture gemma3"),
         ({"tokenizer": "bert"}, "tokenizer bert"),
+        ({"numbers": {"llama.attention.sliding_window": 20.0}}, "field attention.sliding_window"),
+        ({"numbers": {"llama.expert_count": 8.0}}, "field expert_count"),
+        ({"numbers": {"llama.logit_scale": 0.5}}, "field logit_scale"),
+        ({"numbers": {"llama.attention.value_length": 8.0}}, "different sizes"),
+        ({"numbers": {"llama.rope.dimension_count": 8.0}}, "a part of each head"),
+        ({"numbers": {"llama.rope.scaling.type": "yarn"}}, "rope scaling yarn"),
+        ({"numbers": {"llama.rope.scaling.attn_factor": 0.9}}, "field rope.scaling.attn_factor"),
+        ({"numbers": {"split.count": 2.0}}, "one part of several"),
     ],
 )
 def test_what_would_not_be_exact_is_refused(
-    fields: dict[str, str], reason: str, tiny_model: MakeModel, tmp_path: Path
+    fields: dict[str, Any], reason: str, tiny_model: MakeModel, tmp_path: Path
 ) -> None:
     write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", **fields)
 
     with pytest.raises(ModelRefused, match=reason):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", lambda *_: None)
+
+
+def test_layers_of_different_sizes_are_refused() -> None:
+    """Written by hand: gguf's writer allows a field once."""
+    fields = {"general.architecture": "llama", "llama.feed_forward_length": [80, 96, 80]}
+
+    with pytest.raises(ModelRefused, match="layers differ in feed_forward_length"):
+        hugging_face_config(fields, "tiny.gguf", set())
 
 
 def test_a_file_that_is_no_gguf_is_refused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.workers.kernels.flash_stand_in import FLASH_2, StandIn
 from tests.workers.models.conftest import cuda_engine_on_the_cpu
-from tests.workers.models.tiny_models import TINY_NAMES
+from tests.workers.models.tiny_models import TINY_NAMES, copied, logits_of
 from workers.models.bench import EngineBench
 from workers.models.errors import ModelFilesMissing, ModelRefused
 from workers.models.load import load_runner
@@ -26,18 +23,11 @@ PROMPT = [5, 77, 130, 9, 250, 31, 8] * 20
 MakeModel = Callable[[str], Path]
 
 
-def oracle(directory: Path, tokens: list[int]) -> torch.Tensor:
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
-    return logits
-
-
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_logits_equal_those_of_hugging_face(name: str, tiny_model: MakeModel) -> None:
     directory = tiny_model(name)
     bench = EngineBench(load_runner("torch", directory))
-    expected = oracle(directory, PROMPT)
+    expected = logits_of(directory, PROMPT)
 
     lane = bench.lane(PROMPT)
     for count in (50, 1, 16, 73):
@@ -50,7 +40,7 @@ def test_greedy_tokens_equal_those_of_hugging_face(name: str, tiny_model: MakeMo
     directory = tiny_model(name)
     tokens = EngineBench(load_runner("torch", directory)).generate(PROMPT, 40).tokens
 
-    expected = oracle(directory, tokens).argmax(dim=1).tolist()
+    expected = logits_of(directory, tokens).argmax(dim=1).tolist()
 
     assert tokens[len(PROMPT) :] == expected[len(PROMPT) - 1 : -1]
 
@@ -59,7 +49,7 @@ def test_greedy_tokens_equal_those_of_hugging_face(name: str, tiny_model: MakeMo
 def test_bfloat16_stays_near_float32(name: str, tiny_model: MakeModel) -> None:
     directory = tiny_model(name)
     bench = EngineBench(load_runner("torch", directory, dtype="bfloat16"))
-    expected = oracle(directory, PROMPT)[-1].numpy()
+    expected = logits_of(directory, PROMPT)[-1].numpy()
 
     logits = bench.step([bench.lane(PROMPT)], [len(PROMPT)])[0]
 
@@ -72,7 +62,7 @@ def test_the_cuda_engine_stays_near_float32_in_prefill_chunks_and_padded_decode(
 ) -> None:
     directory = tiny_model(name)
     bench = EngineBench(cuda_engine_on_the_cpu(directory))
-    expected = oracle(directory, PROMPT).numpy()
+    expected = logits_of(directory, PROMPT).numpy()
     scale = 0.05 * np.abs(expected).max()
     lanes = [bench.lane(PROMPT) for _ in range(3)]
     for lane in lanes:
@@ -104,36 +94,6 @@ def test_an_incomplete_set_of_shards_is_refused(tiny_model: MakeModel, tmp_path:
         load_runner("torch", tmp_path)
 
 
-def copied(directory: Path, target: Path, **changes: Any) -> Path:
-    """A copy of a model with other config fields."""
-    shutil.copytree(directory, target, dirs_exist_ok=True)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | changes))
-    return target
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"model_type": "gpt2"}, "weights are not those of its config"),
-        ({"model_type": "no-such-model"}, "no-such-model"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "causal"),
-        ({"intermediate_size": 81}, "not \\(81, 48\\)"),
-        ({"num_hidden_layers": 2}, "unknown use"),
-    ],
-)
-def test_what_cannot_be_run_exactly_is_refused_with_the_reason(
-    changes: dict[str, Any], reason: str, tiny_model: MakeModel, tmp_path: Path
-) -> None:
-    directory = copied(tiny_model("llama"), tmp_path, **changes)
-
-    with pytest.raises(ModelRefused, match=reason):
-        load_runner("torch", directory)
-
-
 def test_an_unknown_type_of_numbers_is_refused(tiny_model: MakeModel) -> None:
     with pytest.raises(ModelRefused, match="float16 is not one of"):
         load_runner("torch", tiny_model("llama"), dtype="float16")
@@ -162,19 +122,6 @@ def test_a_gpu_that_cannot_run_it_is_refused_with_the_reason_before_anything_is_
         load_runner(
             "torch", tiny_model("llama"), dtype=dtype, block_tokens=block_tokens, device="cuda"
         )
-
-
-def test_the_older_form_of_rope_settings_means_the_same(
-    tiny_model: MakeModel, tmp_path: Path
-) -> None:
-    directory = tiny_model("llama3")
-    rope = json.loads((directory / "config.json").read_text())["rope_parameters"]
-    theta = rope.pop("rope_theta")
-    older = copied(directory, tmp_path, rope_parameters=None, rope_scaling=rope, rope_theta=theta)
-
-    one, other = (EngineBench(load_runner("torch", path)) for path in (directory, older))
-
-    assert one.generate(PROMPT, 8).tokens == other.generate(PROMPT, 8).tokens
 
 
 def test_ends_of_text_are_those_of_both_configs(tiny_model: MakeModel, tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 TINY: dict[str, Any] = {
@@ -87,6 +91,38 @@ def modules_configs() -> dict[str, Any]:
         "granite": transformers.GraniteConfig(**without_head_dim, attention_multiplier=0.3),
         "mixtral": transformers.MixtralConfig(**TINY, **experts),
         "llama-gelu": transformers.LlamaConfig(**TINY, hidden_act="gelu"),
+        "starcoder2": transformers.Starcoder2Config(**without_head_dim, sliding_window=20),
+    }
+
+
+def masked_configs() -> dict[str, tuple[Any, str]]:
+    """Models whose masks hide what is far away, and tell nobody but the mask."""
+    without_head_dim = {**TINY, "hidden_size": 96}
+    del without_head_dim["head_dim"]
+    return {
+        "llama4": (
+            transformers.Llama4TextConfig(
+                **{**TINY, "max_position_embeddings": 20_000},
+                intermediate_size_mlp=80,
+                num_local_experts=2,
+                attention_chunk_size=8192,
+                pad_token_id=0,
+            ),
+            "mask is not causal",
+        ),
+        "qwen2-moe": (
+            transformers.Qwen2MoeConfig(
+                **{**without_head_dim, "max_position_embeddings": 2000},
+                moe_intermediate_size=32,
+                shared_expert_intermediate_size=32,
+                num_experts=4,
+                num_experts_per_tok=2,
+                use_sliding_window=True,
+                sliding_window=1000,
+                max_window_layers=1,
+            ),
+            "mask is not causal",
+        ),
     }
 
 
@@ -95,7 +131,7 @@ def refused_configs() -> dict[str, tuple[Any, str]]:
     sizes = {"vocab_size": 300, "hidden_size": 48}
     alternating = ["sliding_attention", "full_attention", "sliding_attention"]
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    return {
+    return masked_configs() | {
         "gemma2": (transformers.Gemma2Config(**TINY, pad_token_id=0), "a soft cap"),
         "gpt-oss": (
             transformers.GptOssConfig(
@@ -129,3 +165,20 @@ def refused_configs() -> dict[str, tuple[Any, str]]:
             "more state than keys and values",
         ),
     }
+
+
+def copied(directory: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a model with other config fields; those that are ... are taken out."""
+    shutil.copytree(directory, target, dirs_exist_ok=True)
+    config = json.loads((target / "config.json").read_text()) | changes
+    told = {name: value for name, value in config.items() if value is not ...}
+    (target / "config.json").write_text(json.dumps(told))
+    return target
+
+
+def logits_of(directory: Path, tokens: list[int]) -> torch.Tensor:
+    """What Hugging Face's own modules compute in float32: (tokens, vocab_size)."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits

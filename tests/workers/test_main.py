@@ -1,0 +1,37 @@
+"""A worker that cannot serve says why on one line, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_model_that_cannot_be_run_exactly_ends_the_worker_with_the_reason(
+    redis_url: str, tmp_path: Path
+) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    own = {
+        "POINTSMAN_REDIS_URL": redis_url,
+        "POINTSMAN_ENGINE": "torch",
+        "POINTSMAN_MODEL": str(tmp_path),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-m", "workers"],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert done.returncode == 2
+    lines = (done.stdout + done.stderr).splitlines()
+    assert "model_refused" in lines[-1]
+    assert "its weights are quantised" in lines[-1]
+    assert not any("Traceback" in line for line in lines)
