@@ -61,15 +61,20 @@ def native_library() -> ctypes.CDLL:
     """The loaded library, built where this machine has none yet.
 
     Raises:
-        NativeKernelsMissing: wrong CPU, no compiler, or the build failed.
+        NativeKernelsMissing: wrong CPU, no compiler, no place to build, or the build failed.
     """
     missing = sorted(_NEEDED_CPU_FLAGS - _cpu_flags())
     if missing:
         raise NativeKernelsMissing(f"this CPU lacks {', '.join(missing)}")
     path = cache_directory() / f"kernels-{_source_digest()}.so"
-    if not path.is_file():
-        _build_once(path)
-    return ctypes.CDLL(str(path))
+    try:
+        if not path.is_file():
+            _build_once(path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # a read-only home, a full disk, a mount without execution
+        raise NativeKernelsMissing(
+            f"{path.parent} is not usable ({error}); XDG_CACHE_HOME names another place"
+        ) from error
 
 
 def cache_directory() -> Path:

@@ -32,6 +32,22 @@ class Activations:
         return self.attended.flatten(1)
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Buffers of the R rows whose logits are wanted.
+
+    stream float32 and normed in the operators' type, (R, hidden); logits float32 (R, vocab_size).
+    """
+
+    stream: torch.Tensor
+    normed: torch.Tensor
+    logits: torch.Tensor
+
+    def first(self, num_rows: int) -> Ends:
+        """The same memory, of fewer rows."""
+        return Ends(self.stream[:num_rows], self.normed[:num_rows], self.logits[:num_rows])
+
+
 class ActivationBuffers:
     """Grows to the largest step and then allocates nothing."""
 
@@ -42,7 +58,7 @@ class ActivationBuffers:
         self.generation = 0  # counts the times that the rows' memory moved
         self._whole = self._make(0)
         self._views = self._whole
-        self._logits = torch.empty((0, config.vocab_size), device=device)
+        self._ends = self._make_ends(0)
 
     def rows(self, num_rows: int) -> Activations:
         """Buffers of this many rows; their content is that of any earlier step."""
@@ -61,14 +77,22 @@ class ActivationBuffers:
             )
         return self._views
 
-    def logits(self, num_rows: int) -> torch.Tensor:
-        """float32 (num_rows, vocab_size), the same memory each time; many rows get their own."""
-        if num_rows > len(self._logits):
-            logits = torch.empty((num_rows, self._config.vocab_size), device=self._device)
+    def ends(self, num_rows: int) -> Ends:
+        """Buffers of this many rows, the same memory each time; many rows get their own."""
+        if num_rows > len(self._ends.logits):
+            ends = self._make_ends(num_rows)
             if num_rows > _MAX_KEPT_LOGITS:  # a prompt is scored, which is rare
-                return logits
-            self._logits = logits
-        return self._logits[:num_rows]
+                return ends
+            self._ends = ends
+        return self._ends.first(num_rows)
+
+    def _make_ends(self, num_rows: int) -> Ends:
+        config, device = self._config, self._device
+        return Ends(
+            torch.empty((num_rows, config.hidden_size), device=device),
+            torch.empty((num_rows, config.hidden_size), dtype=self._dtype, device=device),
+            torch.empty((num_rows, config.vocab_size), device=device),
+        )
 
     def _make(self, num_rows: int) -> Activations:
         config = self._config

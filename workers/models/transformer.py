@@ -113,12 +113,12 @@ class Decoder:
         num_tokens = len(token_ids)
         self._embedding(token_ids.to(device, non_blocking=True), state.stream[:num_tokens])
         self._operators.replay((self._buffers.generation, self._num_binds), plan, run_layers)
-        wanted = state.stream[logit_rows.to(device, non_blocking=True)]
-        normed = torch.empty_like(wanted, dtype=self._operators.dtype)
-        self._norm(wanted, normed)
-        logits = self._buffers.logits(len(logit_rows))
-        self._head(normed, logits)
-        return logits
+        ends = self._buffers.ends(len(logit_rows))
+        rows = logit_rows.to(device, non_blocking=True)
+        torch.index_select(state.stream, 0, rows, out=ends.stream)
+        self._norm(ends.stream, ends.normed)
+        self._head(ends.normed, ends.logits)
+        return ends.logits
 
 
 def _read_head(

@@ -51,6 +51,27 @@ def test_a_cpu_without_the_instructions_is_told_which_it_lacks(
         native_library()
 
 
+@pytest.mark.usefixtures("native")
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
+    with pytest.raises(NativeKernelsMissing, match=r"not usable .*XDG_CACHE_HOME"):
+        native_library()
+    assert not empty_cache.exists()
+
+
+@pytest.mark.usefixtures("native")
+def test_a_library_that_cannot_be_loaded_is_no_end(empty_cache: Path) -> None:
+    empty_cache.mkdir()
+    (empty_cache / f"kernels-{native_build._source_digest()}.so").write_bytes(b"no library")
+
+    with pytest.raises(NativeKernelsMissing, match="not usable"):
+        native_library()
+
+
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
 @pytest.mark.usefixtures("native")
 def test_several_at_once_build_one_library(empty_cache: Path) -> None:
