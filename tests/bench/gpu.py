@@ -1,8 +1,9 @@
 """What the CUDA engine does on this GPU: decode, prefill, tier moves. Run it by gpu.sh.
 
 The last line is JSON: tokens/s of decode by batch, GFLOP/s of prefill and their share of the
-measured peak, GB/s of tier moves and their share of the measured link. No network is needed: the
-model has random weights in a real shape, or is a directory given by --model.
+measured peak, GB/s of tier moves and their share of the measured link; what failed stands under
+"errors", the rest is measured all the same, and the exit status is ENDED_WITH_ERRORS. No network is
+needed: the model has random weights in a real shape, or is a directory given by --model.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -28,6 +30,7 @@ from tests.bench.floor import best_s, peak_of, rows_of
 from tests.gpu.machine import BLOCK_TOKENS, DEVICE, engine_on
 from workers.hbm_pool import HbmPool
 from workers.kernels.device_pool import DevicePool
+from workers.model import ModelRunner
 from workers.models.bench import Load, measure
 from workers.models.families import read_config
 
@@ -42,6 +45,8 @@ SHAPES: dict[str, dict[str, int]] = {
 CONTEXT_TOKENS = 4096
 LINK_BYTES = 1 << 28
 NUM_MOVED_BLOCKS = 64
+ENDED_WITH_ERRORS = 3  # any other status but 0: it ended before it could print JSON
+T = TypeVar("T")
 
 
 def random_model(shape: str, directory: Path) -> Path:
@@ -107,26 +112,59 @@ def say(words: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {words}\n")
 
 
-def run(model: Path, chosen: tuple[Load, ...], num_rounds: int) -> dict[str, Any]:
+class Report:
+    """What was measured so far, and what failed, by part."""
+
+    def __init__(self, checks: int) -> None:
+        """checks: with what status the tests before ended."""
+        self.figures: dict[str, Any] = {"device": device_name(), "block_tokens": BLOCK_TOKENS}
+        self.errors: dict[str, str] = {"checks": f"pytest ended with {checks}"} if checks else {}
+
+    def add(self, part: str, measure_it: Callable[[], T]) -> T | None:
+        """Measure a part; None if it failed."""
+        say(f"measuring {part}")
+        try:
+            return measure_it()
+        except Exception as error:  # noqa: BLE001  # a lent GPU is not lent twice: go on with the rest
+            self.errors[part] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return None
+
+
+def steps(
+    report: Report, runner: ModelRunner, chosen: tuple[Load, ...], num_rounds: int
+) -> dict[Load, float]:
+    """Tokens/s of each load; if one fails among the others, each that works alone."""
+    together = report.add("steps", lambda: rates_of(runner, num_rounds, chosen))
+    if together is not None:
+        return together
+    rates: dict[Load, float] = {}
+    for load in chosen:
+        alone = report.add(load.name, partial(rates_of, runner, num_rounds, (load,)))
+        rates |= alone or {}
+    return rates
+
+
+def rates_of(runner: ModelRunner, num_rounds: int, chosen: tuple[Load, ...]) -> dict[Load, float]:
+    """Medians over the rounds."""
+    rounds = measure([runner], num_rounds, chosen)
+    return {load: statistics.median(own) for load, (own,) in zip(chosen, rounds, strict=True)}
+
+
+def run(report: Report, model: Path, chosen: tuple[Load, ...], num_rounds: int) -> None:
     """All figures of one model."""
-    config = read_config(model)
-    say("measuring the peaks of the device")
-    peak = peak_of(DEVICE)
-    say("loading the model")
-    runner = engine_on(model)
-    say("measuring steps")
-    rates = [statistics.median(own) for (own,) in measure([runner], num_rounds, chosen)]
-    rows = rows_of(chosen, rates, config, peak)
-    say("measuring tier moves")
-    moves = tier_moves(runner.spec.layout.block_bytes)
-    return {
-        "device": device_name(),
-        "form": runner.operators.name,
-        "block_tokens": BLOCK_TOKENS,
-        "peak": asdict(peak),
-        "steps": rows,
-        "tier_moves": moves,
-    }
+    peak = report.add("peaks", lambda: peak_of(DEVICE))
+    runner = report.add("the load of the model", lambda: engine_on(model))
+    if runner is None:
+        return
+    report.figures["form"] = runner.operators.name
+    rates = steps(report, runner, chosen, num_rounds)
+    if peak is not None:
+        report.figures["peak"] = asdict(peak)
+        rows = rows_of(tuple(rates), list(rates.values()), read_config(model), peak)
+        report.figures["steps"] = rows
+    block_bytes = runner.spec.layout.block_bytes
+    moves = report.add("tier moves", lambda: tier_moves(block_bytes))
+    report.figures["tier_moves"] = moves or {}
 
 
 def main() -> int:
@@ -138,15 +176,18 @@ def main() -> int:
     parser.add_argument("--prompts", default="512,2048")
     parser.add_argument("--context", type=int, default=512, help="tokens before a decode step")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--checks", type=int, default=0, help="exit status of the tests before")
     options = parser.parse_args()
     batches, prompts = (
         [int(size) for size in sizes.split(",")] for sizes in (options.batches, options.prompts)
     )
+    report = Report(options.checks)
+    chosen = loads(batches, prompts, options.context)
     with tempfile.TemporaryDirectory(prefix="pointsman-gpu-") as directory:
         model = options.model or random_model(options.shape, Path(directory))
-        result = run(model, loads(batches, prompts, options.context), options.rounds)
-    sys.stdout.write(json.dumps(result) + "\n")
-    return 0
+        run(report, model, chosen, options.rounds)
+    sys.stdout.write(json.dumps({**report.figures, "errors": report.errors}) + "\n")
+    return ENDED_WITH_ERRORS if report.errors else 0
 
 
 if __name__ == "__main__":
