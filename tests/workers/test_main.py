@@ -35,3 +35,14 @@ def test_a_model_that_cannot_be_run_exactly_ends_the_worker_with_the_reason(
     assert "model_refused" in lines[-1]
     assert "its weights are quantised" in lines[-1]
     assert not any("Traceback" in line for line in lines)
+
+
+def test_threads_are_set_before_torch_is_loaded() -> None:
+    """OpenMP reads its environment when torch loads it, and the root sets that after its imports."""
+    program = "import sys, workers.main; print({'torch', 'transformers'} & set(sys.modules))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "set()"

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.workers.kernels.flash_stand_in import FLASH_2, StandIn
 from tests.workers.models.conftest import cuda_engine_on_the_cpu
 from tests.workers.models.tiny_models import TINY_NAMES, copied, logits_of
+from workers.kernels.reference import ReferenceOperators
 from workers.models.bench import EngineBench
 from workers.models.errors import ModelFilesMissing, ModelRefused
 from workers.models.load import load_runner
+from workers.models.torch_runner import TorchRunner
 
 PROMPT = [5, 77, 130, 9, 250, 31, 8] * 20
 MakeModel = Callable[[str], Path]
@@ -45,32 +48,37 @@ def test_greedy_tokens_equal_those_of_hugging_face(name: str, tiny_model: MakeMo
     assert tokens[len(PROMPT) :] == expected[len(PROMPT) - 1 : -1]
 
 
+def in_bfloat16(directory: Path, form: str) -> TorchRunner:
+    """An engine of the native form where this machine has it, of the reference, of the CUDA form."""
+    if form == "cuda":
+        return cuda_engine_on_the_cpu(directory)
+    if form == "reference":
+        return TorchRunner(directory, operators=ReferenceOperators(torch.bfloat16))
+    return TorchRunner(directory, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("form", ["fastest", "reference", "cuda"])
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_bfloat16_stays_near_float32(name: str, tiny_model: MakeModel) -> None:
-    directory = tiny_model(name)
-    bench = EngineBench(load_runner("torch", directory, dtype="bfloat16"))
-    expected = logits_of(directory, PROMPT)[-1].numpy()
-
-    logits = bench.step([bench.lane(PROMPT)], [len(PROMPT)])[0]
-
-    assert np.abs(logits - expected).mean() < 0.05 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_the_cuda_engine_stays_near_float32_in_prefill_chunks_and_padded_decode(
-    name: str, tiny_model: MakeModel
+def test_bfloat16_is_as_near_to_float32_as_hugging_faces_own(
+    name: str, form: str, tiny_model: MakeModel
 ) -> None:
+    """In prefill, in a chunk and in decode, within a fourth: on average ours is nearer."""
     directory = tiny_model(name)
-    bench = EngineBench(cuda_engine_on_the_cpu(directory))
-    expected = logits_of(directory, PROMPT).numpy()
-    scale = 0.05 * np.abs(expected).max()
+    exact = logits_of(directory, PROMPT)
+    theirs = (logits_of(directory, PROMPT, torch.bfloat16) - exact).abs()
+    bench = EngineBench(in_bfloat16(directory, form))
     lanes = [bench.lane(PROMPT) for _ in range(3)]
     for lane in lanes:
-        lane.num_prompt_tokens = 60
+        lane.num_prompt_tokens = 132
 
-    for count in (50, 10, *[1] * 8):
+    ours, rows = [], []
+    for count in (50, 16, 66, *[1] * 8):
         logits = bench.step(lanes, [count] * 3)
-        assert np.abs(logits - expected[lanes[0].num_computed - 1]).mean() < scale
+        rows.append(lanes[0].num_computed - 1)
+        ours.append(np.abs(logits - exact[rows[-1]].numpy()))
+
+    assert np.mean(ours) <= 1.25 * theirs[rows].mean()
+    assert np.max(ours) <= theirs.max()
 
 
 def test_shards_are_read_as_one_file_is(tiny_model: MakeModel, tmp_path: Path) -> None:

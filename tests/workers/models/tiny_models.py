@@ -176,9 +176,11 @@ def copied(directory: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
-def logits_of(directory: Path, tokens: list[int]) -> torch.Tensor:
-    """What Hugging Face's own modules compute in float32: (tokens, vocab_size)."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+def logits_of(
+    directory: Path, tokens: list[int], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """What Hugging Face's own modules compute: float32 (tokens, vocab_size)."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
     with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
     return logits
