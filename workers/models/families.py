@@ -249,7 +249,12 @@ def _head_dim(config: Config) -> int:
         return int(config["head_dim"])
     if config["model_type"] == "qwen3":  # its default is a number of its own
         raise KeyError("head_dim")
-    return int(config["hidden_size"] // config["num_attention_heads"])
+    head_dim, rest = divmod(config["hidden_size"], config["num_attention_heads"])
+    if rest:
+        raise ValueError(
+            "hidden_size is no multiple of num_attention_heads, and there is no head_dim"
+        )
+    return int(head_dim)
 
 
 def _rope_fields(config: Config, family: Family) -> Config:

@@ -12,8 +12,6 @@ from workers.kernels.operators import AttentionShape, Operators, StepPlan
 from workers.kernels.step_plan import plan_step
 from workers.model import StepBatch
 
-MAX_POSITIONS = 1024
-
 
 @dataclass(frozen=True)
 class Lane:
@@ -89,8 +87,9 @@ class PagedStep:
             torch.randn(lane.start + lane.count, heads, shape.head_dim).bfloat16().float()
             for lane in case.lanes
         ]
+        longest = max(lane.start + lane.count for lane in case.lanes)
         angles = torch.outer(
-            torch.arange(MAX_POSITIONS).float(), 0.7 ** torch.arange(shape.num_rotated // 2)
+            torch.arange(longest).float(), 0.7 ** torch.arange(shape.num_rotated // 2)
         )
         self.rope = torch.cat((angles.cos(), angles.sin()), dim=1).contiguous()
 

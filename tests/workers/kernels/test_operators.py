@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workers.kernels.paged_case import Case, PagedRun, PagedStep, cases
-from workers.kernels.operators import Operators
+from tests.workers.kernels.paged_case import Case, Lane, PagedRun, PagedStep, cases
+from workers.kernels.native import NativeOperators
+from workers.kernels.operators import AttentionShape, Operators
 from workers.kernels.reference import ReferenceOperators
 
 RANDOM_SHAPES = settings(
@@ -60,6 +61,17 @@ def test_attention_is_that_of_the_reference(
     result = PagedRun(step, operators).run_case()
 
     assert_near(result, PagedRun(step, exact).run_case())
+
+
+@pytest.mark.parametrize("window", [0, 1500])
+def test_native_attention_over_thousands_of_tokens_is_that_of_the_reference(
+    window: int, native: NativeOperators, exact: Operators
+) -> None:
+    shape = AttentionShape(6, 2, 64, 64**-0.5, num_rotated=64, window=window)
+    lanes = (Lane(2500, 1, 100), Lane(2000, 70, 9999), Lane(2047, 2, 7))
+    step = PagedStep(Case(shape, 16, lanes, seed=1))
+
+    assert_near(PagedRun(step, native).run_case(), PagedRun(step, exact).run_case())
 
 
 @given(case=cases())

@@ -119,6 +119,7 @@ def test_what_is_left_to_the_modules_is_right_too(
         ({"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e4}}, "ntk"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         ({"head_dim": 15}, "15|fail"),
+        ({"head_dim": ..., "num_attention_heads": 7}, "multiple"),
         ({"num_key_value_heads": 4}, "multiple|fail|not those of its config"),
         ({"num_hidden_layers": 2}, "unknown use"),
         ({"intermediate_size": 81}, "not \\(81, 48\\)"),
