@@ -31,6 +31,16 @@ class TokenSpelling(Enum):
     METASPACE_KEEPING = auto()
 
 
+# How families call the length of a context; the first is the usual name.
+_CONTEXT_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "model_max_length",
+    "max_seq_len",
+    "context_length",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What tokenizer.json does not say and the other files of a model directory do."""
@@ -50,9 +60,10 @@ class ModelFacts:
         config = read_json(directory / "config.json")
         generation = read_json(directory / "generation_config.json")
         named = read_json(directory / "tokenizer_config.json")
-        max_context = config.get("max_position_embeddings")
-        if not isinstance(max_context, int):
-            raise ModelFilesUnusable(directory, "config.json has no max_position_embeddings")
+        told = (config.get(name) for name in _CONTEXT_FIELDS)
+        max_context = next((value for value in told if isinstance(value, int)), None)
+        if max_context is None:
+            raise ModelFilesUnusable(directory, f"config.json has none of {_CONTEXT_FIELDS}")
         eos = [generation.get("eos_token_id"), config.get("eos_token_id")]
         ids = next((_id_set(value) for value in eos if value is not None), frozenset())
         named_eos = _named_id(named.get("eos_token"), tokenizer)

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
+from pipeline.intake.hf_vocabulary import ModelFacts
 from tests.workers.models.conftest import cuda_engine_on_the_cpu
 from tests.workers.models.tiny_models import modules_configs, refused_configs
 from workers.model import Float32Array, ModelRunner
@@ -90,6 +93,17 @@ def test_missing_weights_are_refused(tiny_model: MakeModel, tmp_path: Path) -> N
 
     with pytest.raises(ModelFilesMissing, match="safetensors"):
         load_runner("torch", tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gateway_reads_the_context_that_the_engine_has(
+    name: str, tiny_model: MakeModel
+) -> None:
+    directory = tiny_model(name)
+
+    facts = ModelFacts.read(directory, Tokenizer(BPE()))
+
+    assert facts.max_context == load_runner("torch", directory).spec.context_tokens == 512
 
 
 def test_kv_computed_otherwise_has_another_name(tiny_model: MakeModel) -> None:
