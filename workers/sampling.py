@@ -161,7 +161,8 @@ def _sample_row(
 
 def _find_in_blocks(blocks: Float32Array, number: float) -> int:
     """Where a row's CDF passes its number: the block first, then the place in it."""
-    cdf = np.cumsum(blocks.sum(axis=1), dtype=np.float64)
+    sums = np.einsum("ij->i", blocks)  # half the time of a sum along the axis
+    cdf = np.cumsum(sums, dtype=np.float64)
     target = _target(number, cdf[-1])
     block = int(cdf.searchsorted(target, side="right"))
     inside = np.cumsum(blocks[block], dtype=np.float64)
@@ -214,7 +215,7 @@ def _weigh(
     """Probabilities up to a factor; the most likely token has 1."""
     weights: Float32Array = np.subtract(logits, peak, out=out)
     if temperature != 1:
-        weights /= np.float32(temperature)
+        weights *= np.float32(1 / temperature)
     np.exp(weights, out=weights)
     return weights
 
