@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from pipeline.protocol.cache_use import LoadReason
 from pipeline.protocol.failure import Ending, FinishReason
+from workers.endings import LATE
 from workers.models.digest import DigestRunner
 from workers.sequence import Sequence
 
@@ -75,6 +77,24 @@ def test_blocks_of_a_cancelled_move_stay_held_until_the_mover_has_let_go(
     engine.wait_at_rest()
     assert engine.sink.prefilled == []
     wait_kvd_at_rest(kvd)
+
+
+def test_a_deadline_is_kept_while_nothing_runs_and_the_tiers_do_not_answer(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:  # vllm#45388: nothing wakes an engine whose sequences all wait
+    prompt = prompts(random.Random(19), 100)
+    engine = engines.start(mover=kvd.mover())
+    engine.run(sequence("warm", list(prompt)))
+    engine.wait_at_rest()
+    engine.forget_cached()
+    kvd.process.send_signal(signal.SIGSTOP)
+    late = sequence("late", list(prompt), deadline_s=time.monotonic() + 0.5)
+    engine.engine.submit(late)
+    engine.sink.wait_ended(late)
+    assert engine.sink.endings[late] == LATE
+    assert engine.engine.stats().used_blocks > 0, "its load is still under way"
+    kvd.process.send_signal(signal.SIGCONT)
+    engine.wait_at_rest()
 
 
 def test_a_killed_kvd_costs_a_recompute_and_nothing_else(

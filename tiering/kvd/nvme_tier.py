@@ -349,13 +349,13 @@ class NvmeTier:
                 self._index.directory.publish(block, outcome, time.monotonic())
                 self._index.units.use(block.slot)
                 self._index.filter.count_write()
+                self._budget.spend(slab.slot_bytes)
                 num_bytes += outcome.num_bytes
                 results[block.key] = StoreResult.STORED
             else:
                 self._index.directory.abort(block)
                 results[block.key] = outcome
         self.counters.stores.add(num_bytes, took_s)
-        self._budget.spend(num_bytes)
         self._health.note_write(took_s, time.monotonic())
         return results
 

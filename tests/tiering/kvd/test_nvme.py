@@ -107,6 +107,8 @@ def test_without_the_first_block_of_a_chain_nothing_is_found(kvd: KvdProcess) ->
     client = kvd.client()
     assert client.find(KEYS) == 0
     assert check(client, KEYS) == 0
+    assert check(client, [KEYS[1], KEYS[0], *KEYS[2:]]) == 1
+    assert nvme(client).num_hits == 1, "what nobody can use is not brought up"
     assert check(client, KEYS[1:]) == 11
 
 

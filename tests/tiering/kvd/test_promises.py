@@ -8,7 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from tiering.block_directory import BlockDirectory
 from tiering.block_stamp import BlockStamp
 from tiering.errors import KvdUnavailable
 from tiering.eviction.arc import ArcEvictor
+from tiering.lease import BlockLease
+from tiering.stores.dram_slab import DramSlab
 
 if TYPE_CHECKING:
     from conftest import KvdProcess
@@ -73,6 +75,36 @@ def test_a_holder_that_leaves_in_the_middle_of_a_pull_leaves_its_slots_to_the_tr
     for key in [*keys, *others]:
         assert check(watcher, [key], BIG_BYTES) in (0, 1)  # and every byte is right
     assert watcher.stats().tiers["dram"].num_checksum_failures == 0
+
+
+class SlowSlab(DramSlab):
+    """The slab of a holder that gets no core between its copy and the look at the clock."""
+
+    def copy_out(self, *copy: Any) -> None:
+        super().copy_out(*copy)
+        self.until()
+
+    until: Callable[[], None] = staticmethod(lambda: None)
+
+
+def test_a_copy_that_outlives_its_lease_is_not_believed(
+    kvd: KvdProcess, eventually: Eventually
+) -> None:
+    """Its last bytes may be those of whoever has the slot now (Mooncake#850)."""
+    kvd.start(dram_bytes=8 * BIG_BYTES)
+    client, watcher = kvd.client(block_bytes=BIG_BYTES), kvd.client("w", block_bytes=BIG_BYTES)
+    keys = keys_of(range(1))
+    put(client, keys, BIG_BYTES)
+    assert client._slab is not None
+    slow = client._slab = SlowSlab(client._slab._memory, BIG_BYTES)
+    into = np.empty(BIG_BYTES, dtype=np.uint8)
+
+    def load(lease: BlockLease) -> bool:
+        return client.load(lease, 0, into)
+
+    assert load(client.acquire(keys, ttl_s=LIMIT_S))
+    slow.until = lambda: eventually(lambda: watcher.stats().num_leases == 1)
+    assert not load(client.acquire(keys, ttl_s=0.3))
 
 
 def test_the_index_of_a_tier_takes_less_than_a_kibibyte_a_block() -> None:
