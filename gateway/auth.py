@@ -13,9 +13,8 @@ from gateway.http_errors import KeyRefused
 from gateway.key_rights import USUAL_RIGHTS, KeyRights
 from gateway.rate_limits import NO_LIMITS, KeyLimits
 from pipeline.intake.build import Caller
-from pipeline.protocol.tenant import tenant_salt
+from pipeline.protocol.tenant import DEFAULT_TENANT, tenant_salt
 
-DEFAULT_TENANT = "default"
 _MIN_FIELDS = 2
 _RIGHTS_FIELDS = ("models", "rights")
 

@@ -13,15 +13,14 @@ from pipeline.cli.tier_table import (
     peer_table,
     plain_table,
     shown_bytes,
-    tier_table,
+    stats_table,
 )
-from pipeline.protocol.tenant import tenant_salt
-from pipeline.scheduling.node_report import NodeReport
+from pipeline.protocol.tenant import DEFAULT_TENANT, tenant_salt
 from tiering.block_hash import owner_tag
 from tiering.kvd.operator import KvdOperator
 from tiering.tier import Tier
 
-_SHOWN_KEY_CHARS = 32
+_SHOWN_KEY_CHARS = 16
 
 
 def owner_of(tenant: str) -> bytes:
@@ -36,15 +35,19 @@ def stats_json(operator: KvdOperator) -> str:
 
 
 def stats_screen(operator: KvdOperator) -> RenderableType:
-    """The daemon in one line and its tiers in a table."""
+    """The daemon in two lines, its tiers in a table, and what it has to do with other nodes."""
     stats = operator.stats()
-    head = Text(
-        f"blocks of {shown_bytes(stats.block_bytes)}  holders {stats.num_holders}  "
-        f"leases {stats.num_leases}  reservations {stats.num_reservations}  "
-        f"commits refused {stats.num_commits_refused}"
-    )
-    tiers = tier_table([NodeReport(node="this", kvd=stats)])
-    return Group(head, tiers, peer_table(stats))
+    held = f"{stats.num_leases} leases, {stats.num_reservations} blocks being written"
+    late = f"{stats.num_commits_refused} written too late"
+    head = f"{stats.num_holders} connections of workers, {held}, {late}\n"
+    blocks = f"blocks of {shown_bytes(stats.block_bytes)}" if stats.block_bytes else "no blocks yet"
+    lending = stats.lending
+    lent = f"{lending.num_blocks} blocks, {shown_bytes(lending.num_bytes)} so far"
+    lends = f"lends at {lending.address}: {lent}" if lending.address else "lends to no other node"
+    parts: list[RenderableType] = [Text(f"{head}{blocks}, {lends}\n"), stats_table(stats)]
+    if stats.peers:
+        parts += [Text(), peer_table(stats)]
+    return Group(*parts)
 
 
 def list_screen(
@@ -52,7 +55,12 @@ def list_screen(
 ) -> RenderableType:
     """The first blocks of a tier, and whether there are more."""
     found = list(islice(operator.listed(tier, owner_of(tenant) if tenant else b""), limit + 1))
-    table = plain_table(f"{tier} blocks", "key", "tokens", "bytes", "leases", "uses", "owner")
+    whose = f" of {tenant}" if tenant else ""
+    if not found:
+        return Text(f"no blocks{whose} in {tier}")
+    named = {owner_of(name): name for name in (DEFAULT_TENANT, tenant) if name}
+    columns = ("key begins", "tokens", "bytes", "leases", "uses", "owner")
+    table = plain_table(f"{tier} blocks{whose}, oldest first", *columns)
     for block in found[:limit]:
         table.add_row(
             block.key.hex()[:_SHOWN_KEY_CHARS],
@@ -60,10 +68,14 @@ def list_screen(
             str(block.num_bytes),
             str(block.num_leases),
             str(block.num_uses),
-            block.owner.hex() or NOTHING,
+            named.get(block.owner) or block.owner.hex() or NOTHING,
         )
-    more = [Text(f"more than {limit}; see --limit")] if len(found) > limit else []
-    return Group(table, *more)
+    parts: list[RenderableType] = [table]
+    if any(block.owner and block.owner not in named for block in found[:limit]):
+        parts.append(Text("an owner is a hash of a tenant's name; --tenant NAME shows its blocks"))
+    if len(found) > limit:
+        parts.append(Text(f"more than {limit}; see --limit"))
+    return Group(*parts)
 
 
 def purge(operator: KvdOperator, tenant: str) -> int:

@@ -86,6 +86,8 @@ def purge_command(
 ) -> None:
     """Drop a tenant's blocks from DRAM and NVMe, but for those in use at this moment.
 
+    Callers without a key are the tenant `default`.
+
     Within seconds the workers of this machine forget what they keep in HBM for reuse, of all tenants.
     """
     with _operator(socket, data_dir) as operator:
@@ -98,14 +100,19 @@ def warm_command(
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)],
     url: Annotated[str, typer.Option(help="The gateway.")] = DEFAULT_URL,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose cache, where a line names none.", show_default="the first served"),
+    ] = None,
     window: Annotated[int, typer.Option(help="Prompts in flight.", min=1, max=256)] = 4,
 ) -> None:
     """Fill the cache with the prompts of a file: one a line, plain text or JSON.
 
-    JSON lines hold `prompt` (text or token ids) or `messages`. Each is asked for one token; its
+    JSON lines hold `prompt` (text or token ids) or `messages`, and what else shapes a prompt: `model`,
+    `tools`, `cache_salt` and so on. Each is asked for one token; its
     blocks then lie in the tiers of the node that computed it, for the tenant of POINTSMAN_API_KEY.
     """
-    job = WarmJob(file, url, os.environ.get("POINTSMAN_API_KEY") or None, window)
+    job = WarmJob(file, url, os.environ.get("POINTSMAN_API_KEY") or None, window, model)
     raise typer.Exit(_asked(lambda: warm(job, Console())))
 
 

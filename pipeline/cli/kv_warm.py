@@ -25,17 +25,34 @@ _ANSWER_LIMIT_S = 900.0
 _BUSY_LIMIT_S = 600.0
 _LONGEST_PAUSE_S = 10.0
 _MAX_FAILED_SHOWN = 8
+# Of a line: what says how to answer, and not what is asked. All else goes along as it is.
+_NOT_ASKED = frozenset(
+    [
+        "best_of",
+        "cache",
+        "echo",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "n",
+        "prompt_logprobs",
+        "stream",
+        "stream_options",
+        "top_logprobs",
+    ]
+)
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmJob:
-    """Which prompts go to which gateway, how many at once."""
+    """Which prompts go to which gateway, how many at once; `model` None: the first that it serves."""
 
     path: Path
     url: str
     api_key: str | None
     window: int
+    model: str | None = None
 
 
 @dataclass(slots=True)
@@ -103,10 +120,11 @@ def _prompt_of(text: bytes, where: str) -> tuple[str, Mapping[str, Any]]:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise CommandRefused(f"{where}: broken JSON") from error
-    if "messages" in fields:
-        return "chat/completions", {"messages": fields["messages"]}
-    if "prompt" in fields:
-        return "completions", {"prompt": fields["prompt"]}
+    asked = {name: value for name, value in fields.items() if name not in _NOT_ASKED}
+    if "messages" in asked:
+        return "chat/completions", asked
+    if "prompt" in asked:
+        return "completions", asked
     raise CommandRefused(f"{where}: neither `prompt` nor `messages`")
 
 
@@ -122,11 +140,11 @@ async def _send_all(job: WarmJob, prompts: _Prompts, on_end: Callable[[], object
     async with httpx.AsyncClient(
         base_url=base_url, headers=headers, timeout=timeout, trust_env=False
     ) as http:
-        model = await _served_model(http)
+        served = await _served_model(http)
 
         async def send_some() -> None:
             for number, route, fields in waiting:
-                body = {"model": model, "max_tokens": 1, **fields}
+                body = {"model": job.model or served, **fields, "max_tokens": 1}
                 _count(tally, number, await _answer(http, route, body))
                 on_end()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from pipeline.cli.errors import CommandRefused
@@ -135,14 +135,17 @@ def links_json(measured: Sequence[MeasuredLink]) -> str:
 
 
 def links_screen(measured: Sequence[MeasuredLink]) -> RenderableType:
-    """A table: rates in Mbit/s by block size."""
+    """A table: rates in Mbit/s by block size; then a line for each link that is not as it should be."""
+    if not measured:
+        return Text("no link was measured yet")
     sizes = [shown_bytes(size) for size in BLOCK_SIZES]
-    table = plain_table("links, Mbit/s by block size", "from", "to", "RTT ms", *sizes, "kind", "")
+    table = plain_table("links, Mbit/s by block size", "from", "to", "RTT ms", *sizes, "kind")
+    faults = []
     for link in measured:
         report = link.report
         if report is None:
-            blank = [NOTHING] * (len(sizes) + 2)
-            table.add_row(link.source, link.target, *blank, Text(link.fault, style="bold red"))
+            table.add_row(link.source, link.target)
+            faults.append(f"{link.source} to {link.target} was not measured: {link.fault}")
             continue
         rates = [report.by_block_bytes.get(size) for size in BLOCK_SIZES]
         table.add_row(
@@ -151,15 +154,8 @@ def links_screen(measured: Sequence[MeasuredLink]) -> RenderableType:
             f"{report.round_trip_s * 1e3:.2f}",
             *(NOTHING if rate is None else f"{rate * _MBIT:.0f}" for rate in rates),
             report.kind,
-            _verdict(report),
         )
-    return table
-
-
-def _verdict(report: LinkReport) -> Text:
-    if not report.nominal_bytes_per_s:
-        return Text("no nominal speed to compare with")
-    nominal = f"{report.nominal_bytes_per_s * _MBIT:.0f} Mbit/s"
-    if report.is_slow:
-        return Text(f"slow: its kind should do {nominal}", style="bold red")
-    return Text("ok", style="green")
+        if report.is_slow:
+            nominal = f"{report.nominal_bytes_per_s * _MBIT:.0f} Mbit/s"
+            faults.append(f"{link.source} to {link.target} is slow: its kind should do {nominal}")
+    return Group(table, *(Text(fault, style="bold red") for fault in faults))

@@ -101,8 +101,9 @@ def link_test_command(
 ) -> None:
     """Measure round trip and bandwidth between nodes and keep the result for the scheduler.
 
-    The nodes' daemons measure; they are asked with the secret in POINTSMAN_KVD_PEER_SECRET. Exit code
-    1 when a link could not be measured or is slower than its kind should be.
+    The nodes' daemons measure, over TCP whatever transport their blocks take; they are asked with the
+    secret in POINTSMAN_KVD_PEER_SECRET. Workers go by the result for a day. Exit code 1 when a link
+    could not be measured or is slower than its kind should be.
     """
     url = _url(redis_url, data_dir)
     if kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+DEFAULT_TENANT = "default"  # of callers without a key
 _SALT_TAG = b"pointsman.tenant\0"
 
 

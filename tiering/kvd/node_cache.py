@@ -233,8 +233,9 @@ class NodeCache:
             if block is not None:
                 self._dram.directory.abort(block)
 
-    def discard(self, keys: Sequence[bytes]) -> None:
-        """Drop blocks from all tiers, except those under a lease."""
+    def discard(self, keys: Sequence[bytes]) -> int:
+        """Drop blocks from all tiers, except those under a lease; returns how many."""
+        num_dropped = 0
         for key in keys:
             block = self._dram.directory.find_readable(key)
             if block is not None:
@@ -242,14 +243,15 @@ class NodeCache:
                     continue
                 self._dram.directory.drop(block)
                 self._dram.counters.evictions["discarded"] += 1
-            self.write_back.discard_from_nvme(key)
+            is_on_disk = self.write_back.discard_from_nvme(key)
+            num_dropped += block is not None or is_on_disk
+        return num_dropped
 
     def purge(self, owner: bytes) -> int:
         """Drop an owner's blocks from all tiers, except those under a lease; returns how many."""
         self._num_purges += 1
         keys = {*self._dram.directory.keys_of(owner), *self._nvme.keys_of(owner)}
-        self.discard(sorted(keys))
-        return len(keys)
+        return self.discard(sorted(keys))
 
     def listed(self, tier: Tier, start: int, owner: bytes) -> tuple[int, list[Block]]:
         """Some readable blocks of a tier, of one owner if it is given, and where to go on (0: end)."""

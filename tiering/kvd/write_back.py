@@ -126,12 +126,14 @@ class WriteBack:
         log.info("dram_flushed", num_blocks=num_stored, num_left=len(blocks) - num_stored)
         return num_stored
 
-    def discard_from_nvme(self, key: bytes) -> None:
-        """Start dropping a block from NVMe, header and all."""
-        if self._nvme.has(key):
-            task = asyncio.ensure_future(self._nvme.discard(key))
-            self._discards.add(task)
-            task.add_done_callback(self._discards.discard)
+    def discard_from_nvme(self, key: bytes) -> bool:
+        """Start dropping a block from NVMe, header and all; False when it is not there."""
+        if not self._nvme.has(key):
+            return False
+        task = asyncio.ensure_future(self._nvme.discard(key))
+        self._discards.add(task)
+        task.add_done_callback(self._discards.discard)
+        return True
 
     @property
     def _batch_blocks(self) -> int:

@@ -24,6 +24,17 @@ def test_lines_are_text_or_json(tmp_path: Path) -> None:
     ]
 
 
+def test_what_shapes_a_prompt_goes_along_and_what_shapes_the_answer_does_not(
+    tmp_path: Path,
+) -> None:
+    line = (
+        '{"messages": [], "tools": [1], "cache_salt": "s", "model": "m", "cache": false, "n": 3}\n'
+    )
+    ((_, route, fields),) = read_prompts(written(tmp_path / "f", line))
+    assert route == "chat/completions"
+    assert fields == {"messages": [], "tools": [1], "cache_salt": "s", "model": "m"}
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [('{"prompt":', "broken JSON"), ('{"text": "x"}', "neither"), ("x" * (5 << 20), "longer")],

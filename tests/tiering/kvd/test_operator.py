@@ -55,7 +55,11 @@ def test_blocks_are_listed_by_tier_and_owner_and_purged(kvd: KvdProcess) -> None
         assert {(b.num_tokens, b.num_bytes, b.num_leases) for b in listed} == {(16, BLOCK_BYTES, 0)}
         assert [b.owner for b in operator.listed(Tier.DRAM, OWNER)] == [OWNER] * 3
         assert list(operator.listed(Tier.NVME)) == []
-        assert operator.purge(OWNER) == 3
+        lease = client.acquire([(5001).to_bytes(16, "big")])
+        assert operator.purge(OWNER) == 2, "what is in use stays"
+        assert [b.num_leases for b in operator.listed(Tier.DRAM, OWNER)] == [1]
+        client.release(lease)
+        assert operator.purge(OWNER) == 1
         assert list(operator.listed(Tier.DRAM, OWNER)) == []
         assert operator.stats().tiers["dram"].slots_by_state["ready"] == 1500
 
