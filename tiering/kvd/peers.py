@@ -24,7 +24,9 @@ from tiering.transports.block_transport import BlockTransport, Compatibility, Of
 log = structlog.get_logger(__name__)
 
 MAX_PEERS = 8  # of one question
-_NUM_THREADS = 4
+_NUM_PULL_THREADS = 4
+_NUM_ASK_THREADS = 2 * MAX_PEERS  # a question takes no time but that of a peer that is silent
+_ASK_GRACE_S = 0.2
 _MAX_PULLS = 64  # under way and waiting for a thread
 _MAX_KNOWN = 1024
 _MAX_SHOWN = 64
@@ -53,7 +55,8 @@ class Peers:
         self._cache = cache
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="peer-pull")
+        self._threads = ThreadPoolExecutor(_NUM_PULL_THREADS, thread_name_prefix="peer-pull")
+        self._askers = ThreadPoolExecutor(_NUM_ASK_THREADS, thread_name_prefix="peer-ask")
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._pulls: dict[bytes, _Pull] = {}
         self._running: set[_Pull] = set()
@@ -109,7 +112,8 @@ class Peers:
 
     def close(self) -> None:
         """Start no more pulls; those under way end by their deadlines."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._askers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # one peer
 
@@ -119,12 +123,16 @@ class Peers:
         if not self._is_usable(peer):
             return 0, 0.0
         began_s = time.monotonic()
+        answer = self._loop.run_in_executor(
+            self._askers, self._transport.find, peer, wanted, keys, deadline_s
+        )
         try:
-            num_blocks = await self._loop.run_in_executor(
-                self._threads, self._transport.find, peer, wanted, keys, deadline_s
-            )
+            # A peer that is late is told by the transport; what stays longer found no thread in time.
+            num_blocks = await asyncio.wait_for(answer, deadline_s - began_s + _ASK_GRACE_S)
         except TieringError as error:
             self._note_failure(peer, error)
+            return 0, 0.0
+        except TimeoutError:
             return 0, 0.0
         self._note_success(peer)
         return num_blocks, time.monotonic() - began_s

@@ -170,6 +170,27 @@ def test_a_peer_that_fails_is_left_alone_for_a_while_and_the_next_one_is_asked(k
     assert about(client, dead).num_failures == 1
 
 
+def test_silent_peers_do_not_hide_the_one_that_answers(kvds: Pair) -> None:
+    ours, theirs = kvds
+    ours.start(**PATIENT)
+    theirs.start(peer_port=0, **PATIENT)
+    source, client = theirs.client(), ours.client()
+    keys = keys_of(range(4))
+    assert put(source, keys) == 4
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for _ in range(7)
+        ]
+        peers = [*(f"127.0.0.1:{port}" for port in silent), theirs.peer_address]
+        began_s = time.monotonic()
+        offers = client.survey(keys, peers, wait_s=3.0)
+        took_s = time.monotonic() - began_s
+    assert [offer.num_blocks for offer in offers] == [0] * 7 + [4]
+    assert took_s < 6, "as long as was given for it, and not once more for each turn"
+    assert [about(client, peer).num_failures for peer in peers] == [1] * 7 + [0]
+
+
 def test_two_holders_that_want_the_same_prefix_pull_it_once(kvds: Pair) -> None:
     ours, theirs = kvds
     ours.start(num_dram_slots=128, **PATIENT)
