@@ -77,6 +77,31 @@ def test_a_holder_that_leaves_in_the_middle_of_a_pull_leaves_its_slots_to_the_tr
     assert watcher.stats().tiers["dram"].num_checksum_failures == 0
 
 
+def test_a_node_that_dies_in_the_middle_of_a_pull_holds_nothing_at_the_one_that_lent(
+    kvds: Pair, eventually: Eventually
+) -> None:
+    """Blocks lent to the dead would never be evicted again (vllm#46283)."""
+    ours, theirs = kvds
+    num_blocks = 24
+    ours.start(dram_bytes=2 * num_blocks * BIG_BYTES, peer_stall_s=30)
+    theirs.start(dram_bytes=2 * num_blocks * BIG_BYTES, peer_port=0, peer_stall_s=30)
+    source, asker = theirs.client(block_bytes=BIG_BYTES), ours.client(block_bytes=BIG_BYTES)
+    assert put(source, keys_of(range(num_blocks)), BIG_BYTES) == num_blocks
+
+    def die(data: bytes) -> bytes:
+        assert source.stats().num_leases == 1
+        ours.kill()
+        gate.close()
+        return data
+
+    gate = Gate(theirs.peer_address, 4 * BIG_BYTES, die)
+    with contextlib.suppress(KvdUnavailable):
+        asker.pull(keys_of(range(num_blocks)), [gate.address], wait_s=LIMIT_S)
+    eventually(lambda: source.stats().num_leases == 0)
+    source.discard(keys_of(range(num_blocks)))
+    assert source.stats().tiers["dram"].slots_by_state["ready"] == 0
+
+
 class SlowSlab(DramSlab):
     """The slab of a holder that gets no core between its copy and the look at the clock."""
 
