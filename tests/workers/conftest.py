@@ -87,14 +87,18 @@ class RecordingSink:
 
 
 class PacedRunner(DigestRunner):
-    """The digest engine that waits for leave before each step."""
+    """The digest engine that waits for leave before each step; `waits` is set while it does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.leave = threading.Semaphore(0)
+        self.waits = threading.Event()
 
     def forward(self, batch: StepBatch) -> Float32Array:
-        assert self.leave.acquire(timeout=30)
+        if not self.leave.acquire(blocking=False):
+            self.waits.set()
+            assert self.leave.acquire(timeout=30)
+            self.waits.clear()
         return super().forward(batch)
 
 

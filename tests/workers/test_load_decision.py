@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -169,7 +170,7 @@ def test_a_late_load_keeps_what_has_come_and_the_rest_is_computed(
 
 
 def test_blocks_of_waiting_sequences_are_fetched_from_nvme_by_priority_and_not_for_the_cancelled(
-    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt, paced_runner: Any
 ) -> None:
     rng = random.Random(5)
     asked = [prompts(rng, 100) for _ in range(8)]
@@ -184,28 +185,38 @@ def test_blocks_of_waiting_sequences_are_fetched_from_nvme_by_priority_and_not_f
     keys = [list(engines_keys(sequence, prompt)) for prompt in asked]
     assert [client.locate(each) for each in keys] == [(0, 6)] * 8
 
-    engine = engines.start(
-        runner=DigestRunner(step_delay_ms=5), mover=kvd.mover(), max_batch_sequences=1
-    )
+    mover = kvd.mover()
+    engine = engines.start(runner=paced_runner, mover=mover, max_batch_sequences=1)
     running = sequence("running", prompts(rng, 20), 400)
     engine.engine.submit(running)
-    engine.sink.wait(lambda: bool(engine.sink.tokens.get(running)))
+    assert paced_runner.waits.wait(30)
+    kvd.process.send_signal(signal.SIGSTOP)
     ranks = [Priority.LOW] * 4 + [Priority.HIGH] * 4
     waiting = [
         sequence(f"r{number}", list(prompt), priority=rank)
         for number, (prompt, rank) in enumerate(zip(asked, ranks, strict=True))
     ]
-    for each in reversed(waiting):
+    for each in waiting:  # all of them before the engine looks again, for it is in a step
         engine.engine.submit(each)
-    engine.wait_stats(lambda stats: stats.mover.num_prefetched_blocks >= 24)
-    assert running not in engine.sink.endings, "they still wait"
-    found = [client.locate(each)[1] for each in keys]
-    assert found == [6] * 8
+    paced_runner.leave.release(2)
+    engine.wait_stats(lambda stats: stats.waiting == 8)
+    for number in (5, 6):  # the first one's fetch may be under way
+        engine.engine.cancel(f"r{number}")
+    paced_runner.leave.release(2)
+    engine.sink.wait_ended(waiting[5], waiting[6])
+    kvd.process.send_signal(signal.SIGCONT)
+    engine.wait_stats(lambda _: mover.stats().num_prefetched_blocks >= 24)
+    # The first four in line that are left: two of high priority, then two that came first.
+    found = [client.locate(each) for each in keys]
+    assert found == [(6 if number in (0, 1, 4, 7) else 0, 6) for number in range(8)]
     client.close()
-    engine.sink.wait_ended(running, *waiting)
-    uses = [each.cache_use for each in waiting]
+    engine.engine.cancel("running")
+    paced_runner.leave.release(1000)
+    left = [waiting[number] for number in (0, 1, 2, 3, 4, 7)]
+    engine.sink.wait_ended(*left)
+    uses = [each.cache_use for each in left]
     assert all(use is not None and use.dram_tokens + use.nvme_tokens == 96 for use in uses)
-    assert [use.dram_tokens for use in uses[4:] if use] == [96] * 4
+    assert [use.dram_tokens for use in uses[:2] + uses[4:] if use] == [96] * 4
     assert engine.sink.tokens[waiting[0]] == engines.reference(asked[0])
 
 
