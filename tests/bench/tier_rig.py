@@ -133,7 +133,7 @@ class TimedSink:
 
 
 class TierEngine:
-    """One engine over the real model; `daemon` None: HBM is the only tier."""
+    """One engine over the real model; `daemon` None: HBM is the only tier. `mover`: what moves blocks."""
 
     def __init__(
         self,
@@ -142,16 +142,17 @@ class TierEngine:
         settings: EngineSettings,
         dtype: str = "float32",
         policy: LoadPolicy = LoadPolicy.COST,
+        mover: type[KvdMover] = KvdMover,
     ) -> None:
         self.sink = TimedSink()
         self._daemon = daemon
         runner = load_runner("torch", model, dtype=dtype)
         self.block_bytes = runner.spec.layout.block_bytes
-        mover: KvdMover | NoCache = NoCache()
+        tiers: KvdMover | NoCache = NoCache()
         if daemon is not None:
             daemon.start(self.block_bytes)
-            mover = KvdMover(self._client, max_pending_blocks=256, policy=policy)
-        self.engine = Engine(runner, settings, mover, self.sink, lambda _: None)
+            tiers = mover(self._client, max_pending_blocks=256, policy=policy)
+        self.engine = Engine(runner, settings, tiers, self.sink, lambda _: None)
         self.engine.start()
         self.engine.ready.wait()
 
