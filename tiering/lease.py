@@ -44,6 +44,19 @@ class BlockLease:
     deadline_s: float = 0.0
 
 
+class SharedSlab(NamedTuple):
+    """kvd's DRAM as a descriptor to map: slot i is bytes [i * slot_bytes, (i + 1) * slot_bytes)."""
+
+    descriptor: int
+    num_bytes: int
+    slot_bytes: int
+
+    @property
+    def num_slots(self) -> int:
+        """Slots 0 to num_slots - 1."""
+        return self.num_bytes // self.slot_bytes
+
+
 @dataclass(slots=True, eq=False)
 class Reservation:
     """A DRAM slot that this holder alone may fill until `deadline_s`; `write` sets `stamp`."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from tiering.block_hash import KeyChain, private_root, tail_key
 from workers.block_table import BlockPool
+from workers.cold_blocks import ColdBlocks
 from workers.kv_jobs import KvMover, LoadJob, PrefetchJob, StoreJob
 from workers.sequence import Sequence
 from workers.sequence_run import SequenceRun
@@ -36,7 +37,8 @@ class BlockFlow:
     def num_handing_over(self) -> int:
         """Hand-overs under way."""
         jobs = (job for job, run in self._moving.items() if run)
-        return sum(isinstance(job, StoreJob) and not job.is_spill for job in jobs)
+        stores = (job for job in jobs if isinstance(job, StoreJob))
+        return sum(not (job.is_spill or job.is_cooling) for job in stores)
 
     def name_blocks(self, run: SequenceRun) -> None:
         """Compute the keys of the known full blocks.
@@ -90,6 +92,7 @@ class BlockFlow:
             block_ids=sequence.block_ids[num_here : num_here + num_blocks],
             tail_key=tail,
             is_private=not sequence.uses_cache,
+            cold=run.long.cold if run.long is not None else None,
             prefill_tokens_per_s=prefill_tokens_per_s,
         )
         self._moving[run.job] = run
@@ -109,9 +112,13 @@ class BlockFlow:
         """Count the verified head run as computed; what failed is computed again."""
         sequence = run.sequence
         num_loaded = job.num_loaded
-        for key, block_id in zip(job.keys[:num_loaded], job.block_ids[:num_loaded], strict=True):
-            if self._keeps_in_hbm and sequence.uses_cache:
-                self._blocks.register(block_id, key)
+        if run.long is not None:
+            sequence.block_ids[:0] = self._behind_pool(run.long.cold, 0)
+            run.long.num_cold = num_loaded
+            run.num_tabled = 0
+        elif self._keeps_in_hbm and sequence.uses_cache:
+            for number in range(num_loaded):
+                self._blocks.register(job.block_ids[number], job.keys[number])
         run.num_settled_blocks += num_loaded
         sequence.num_computed = run.num_settled_blocks * self._block_tokens
         if num_loaded == len(job.keys) and job.tail_key is not None:
@@ -143,6 +150,38 @@ class BlockFlow:
             if job.keys and self._mover.is_enabled and self._mover.store(job):
                 self._blocks.hold(job.block_ids)
                 self._moving[job] = None
+
+    def begin_cooling(self, run: SequenceRun, num_blocks: int) -> None:
+        """Have the first of a long run's full blocks in the pool stay in DRAM instead."""
+        if run.long is None:
+            return
+        sequence, start = run.sequence, run.long.num_cold
+        run.extend_keys(sequence.num_computed, self._block_tokens)
+        run.job = StoreJob(
+            keys=sequence.block_keys[start : start + num_blocks],
+            block_ids=sequence.block_ids[start : start + num_blocks],
+            owner=sequence.owner,
+            sequence=sequence,
+            is_private=not sequence.uses_cache,
+            cold=run.long.cold,
+            is_cooling=True,
+        )
+        self._moving[run.job] = run
+        self._mover.store(run.job)
+
+    def swap_cooled(self, job: StoreJob, run: SequenceRun) -> None:
+        """Read what has come to DRAM from there, and give its blocks of the pool back."""
+        if run.long is None or not job.num_cooled:
+            return
+        start = run.long.num_cold
+        cooled = slice(start, start + job.num_cooled)
+        self._blocks.release(run.sequence.block_ids[cooled])
+        run.sequence.block_ids[cooled] = self._behind_pool(run.long.cold, start)
+        run.num_tabled = min(run.num_tabled, start)
+
+    def _behind_pool(self, cold: ColdBlocks, start: int) -> list[int]:
+        """The block ids of cold blocks, see `HbmPool.attach`."""
+        return [self._blocks.num_total + slot for slot in cold.slots[start:]]
 
     def begin_hand_over(self, run: SequenceRun) -> bool:
         """Bring all KV of the run to the tiers, the partial tail block too; False if it cannot be.
@@ -180,6 +219,7 @@ class BlockFlow:
             num_tail_tokens=num_tail,
             is_private=not sequence.uses_cache,
             is_spill=is_spill,
+            cold=run.long.cold if run.long is not None else None,
         )
         self._moving[run.job] = run
         self._mover.store(run.job)

@@ -12,6 +12,7 @@ LENGTH = Ending(reason=FinishReason.LENGTH)
 CANCELLED = Ending(reason=FinishReason.CANCELLED)
 LATE = Ending(failure=FailureCode.DEADLINE_EXCEEDED)
 UNFIT = Ending(failure=FailureCode.CONTEXT_EXCEEDED)
+NO_ROOM = Ending(failure=FailureCode.NO_WORKERS)
 BROKEN = Ending(failure=FailureCode.INTERNAL_ERROR)
 
 

@@ -19,7 +19,10 @@ class EngineSink(Protocol):
     """Where the engine's results go. Called on the engine thread; must not block."""
 
     def on_admitted(self, sequence: Sequence) -> None:
-        """The sequence left the waiting line for the first time: it has blocks and will run."""
+        """The sequence left the waiting line for the first time: it has blocks and will run.
+
+        Or it waits for nobody but another one as long, and stands in no other's way.
+        """
         ...
 
     def on_step(self, outputs: list[StepOutput]) -> None:

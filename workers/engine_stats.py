@@ -18,7 +18,7 @@ _WEIGHT = 0.1  # of the newest step in the moving averages
 class EngineStats:
     """A snapshot between two steps.
 
-    free + cached + used == total blocks. Counters run from the start. Averages are moving ones:
+    free + cached + used == total blocks; cold ones are none of these, see `LongRuns`. Counters run from the start. Averages are moving ones:
     prefill_tokens_per_s and prefill_step_s over steps with prompt tokens, decode_step_s over steps of decode rows
     alone, overhead_s the part of a step outside the model.
     """
@@ -31,6 +31,7 @@ class EngineStats:
     cached_blocks: int = 0
     used_blocks: int = 0
     total_blocks: int = 0
+    cold_blocks: int = 0
     num_steps: int = 0
     num_failed_steps: int = 0
     num_preemptions: int = 0
@@ -105,6 +106,7 @@ class StepMeter:
             cached_blocks=blocks.num_cached,
             used_blocks=blocks.num_used,
             total_blocks=blocks.num_total,
+            cold_blocks=scheduler.num_cold_blocks,
             num_steps=self.num_steps,
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,

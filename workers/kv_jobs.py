@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pipeline.protocol.cache_use import LoadReason
 from pipeline.scheduling.transfer_cost import Choice
+from workers.cold_blocks import ColdBlocks
 from workers.hbm_pool import HbmPool
 from workers.sequence import Peer, Sequence
 
@@ -18,6 +19,7 @@ class LoadJob:
 
     tail_key: a partial block to load into block_ids[len(keys)], only behind a complete run, and
     dropped from the tiers once it is here. is_private: so are all others; nobody else can use them.
+    cold: the full blocks are not copied but stay in DRAM, added to these; block_ids holds the tail's alone.
     The engine sets `is_abandoned`; the mover then stops at
     the next block. The mover answers every job, after which it touches the blocks no more:
     num_loaded full blocks are verified and in place, num_tail_tokens tokens of the tail (0: none);
@@ -33,6 +35,7 @@ class LoadJob:
     block_ids: list[int]
     tail_key: bytes | None = None
     is_private: bool = False
+    cold: ColdBlocks | None = None
     is_abandoned: bool = False
     prefill_tokens_per_s: float = 0.0
     num_loaded: int = 0
@@ -70,10 +73,12 @@ class PrefetchJob:
 class StoreJob:
     """Store full, computed blocks under their keys, where the tiers lack them and have room.
 
-    sequence: whose hand-over this is, or with is_spill whose preemption; such a job is never dropped
-    and goes before write-through.
+    sequence: whose hand-over this is, or with is_spill whose preemption, or with is_cooling whose full
+    blocks shall stay in DRAM, added to `cold`: num_cooled of them did. Such a job is never dropped
+    and goes before write-through. cold: what lies in DRAM of the sequence; `block_ids` may name it.
     owner: whom the blocks count for. tail_key, num_tail_tokens: the last of `block_ids` is a partial
-    block with so many tokens, kept for a limited time only; is_private: so are all. The mover answers every job it took; num_stored blocks were written.
+    block with so many tokens, kept for a limited time only; is_private: so are all. The mover answers
+    every job it took; num_stored blocks were written.
     """
 
     keys: list[bytes]
@@ -84,8 +89,11 @@ class StoreJob:
     num_tail_tokens: int = 0
     is_private: bool = False
     is_spill: bool = False
+    cold: ColdBlocks | None = None
+    is_cooling: bool = False
     is_abandoned: bool = False
     num_stored: int = 0
+    num_cooled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,11 @@ class KvMover(Protocol):
         """False: there is no tier below HBM; nothing may be submitted."""
         ...
 
+    @property
+    def max_cold_blocks(self) -> int:
+        """Blocks that one sequence may leave in DRAM and read there; 0: none, or not known yet."""
+        ...
+
     def start(self, pool: HbmPool, block_tokens: int, deliver: Deliver) -> None:
         """Take the pool. `deliver` may be called on any thread."""
         ...
@@ -145,6 +158,10 @@ class KvMover(Protocol):
         """Take the job; False: dropped, for the mover is behind (never a hand-over)."""
         ...
 
+    def give_back(self, cold: ColdBlocks) -> None:
+        """End the leases of blocks that no step will read any more."""
+        ...
+
     def stop(self) -> None:
         """Deliver every job that was taken, then let go of the pool."""
         ...
@@ -159,6 +176,7 @@ class NoCache:
     """The mover of a worker without a cache daemon: HBM is the only tier."""
 
     is_enabled: bool = field(default=False, init=False)
+    max_cold_blocks: int = field(default=0, init=False)
 
     def start(self, pool: HbmPool, block_tokens: int, deliver: Deliver) -> None:
         """See the port; nothing is moved."""
@@ -174,6 +192,9 @@ class NoCache:
         """Dropped: there is nowhere to store."""
         del job
         return False
+
+    def give_back(self, cold: ColdBlocks) -> None:
+        """See the port; there are none."""
 
     def stop(self) -> None:
         """See the port."""

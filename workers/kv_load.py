@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import structlog
 
 from pipeline.protocol.cache_use import LoadReason
-from pipeline.scheduling.transfer_cost import Run, TransferCost
+from pipeline.scheduling.transfer_cost import LoadPolicy, Run, TransferCost
 from tiering.kvd.client import KvdClient
 from tiering.lease import BlockLease
 from tiering.tier import Tier
+from workers.cold_blocks import ColdBlocks
 from workers.hbm_pool import HbmPool
 from workers.kv_jobs import LoadJob, PrefetchJob
 
 log = structlog.get_logger(__name__)
 
 _PIECE_BYTES, _PIECE_WAIT_S = 8 << 20, 0.1  # of a prefetch
+_COLD_WAIT_S = 2.0  # for a piece as large: who gives it up computes it, and all behind it
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class BlockLoader:
         wanted = job.keys if job.tail_key is None else [*job.keys, job.tail_key]
         num_dram, num_all = client.locate(wanted)
         job.num_found = max(job.num_found, num_all)
+        if job.cold is not None:
+            return self._leave(client, job, num_all, job.cold)
         choice = self._cost.choose(
             self._run(num_dram, num_all), job.prefill_tokens_per_s, time.monotonic()
         )
@@ -82,12 +86,54 @@ class BlockLoader:
         run = self._run(num_dram, num_all)
         choice = self._cost.choose(run, job.prefill_tokens_per_s, time.monotonic())
         wanted = job.keys[num_dram:num_all] if choice.num_tokens > run.dram_tokens else []
-        piece = wanted[: max(_PIECE_BYTES // self._pool.block_bytes, 1)]
+        piece = wanted[: self._piece_blocks]
         lease = client.acquire(piece, wait_s=_PIECE_WAIT_S)
         client.release(lease)
         num_came = len(lease.blocks)
         job.keys = wanted[num_came:] if num_came else []
         return num_came
+
+    def _leave(
+        self, client: KvdClient, job: LoadJob, num_found: int, cold: ColdBlocks
+    ) -> LoadReport:
+        """Have the full blocks stay in DRAM, for steps to read there, and load the tail alone.
+
+        There is nothing to weigh: a block that is not copied costs its way up from NVMe at most.
+        """
+        is_never = self._cost.policy is LoadPolicy.NEVER
+        job.reason = LoadReason.NEVER if is_never else LoadReason.ABSENT
+        if is_never:
+            return LoadReport()
+        keys = job.keys[:num_found]
+        began_s = time.perf_counter()
+        for start in range(0, len(keys), self._piece_blocks):
+            piece = keys[start : start + self._piece_blocks]
+            came = [] if job.is_abandoned else cold.extend(client, piece, _COLD_WAIT_S)
+            job.num_loaded += len(came)
+            job.num_from_nvme += sum(block.tier is Tier.NVME for block in came)
+            job.num_from_peer += sum(start + n in job.pulled for n in range(len(came)))
+            job.reason = LoadReason.FASTER if len(came) == len(piece) else LoadReason.GONE
+            if len(came) < len(piece):
+                break
+        if job.tail_key is not None and num_found > job.num_loaded == len(job.keys):
+            self._bring_tail(client, job, job.tail_key)
+        job.taken_s += time.perf_counter() - began_s
+        return LoadReport()
+
+    def _bring_tail(self, client: KvdClient, job: LoadJob, key: bytes) -> None:
+        lease = client.acquire([key], wait_s=_COLD_WAIT_S)
+        try:
+            if lease.blocks and client.load(lease, 0, self._pool.begin_write(job.block_ids[0])):
+                self._pool.finish_write(job.block_ids[0])
+                job.num_tail_tokens = lease.blocks[0].num_tokens
+        finally:
+            self._pool.settle()
+            client.release(lease)
+        client.discard([key])
+
+    @property
+    def _piece_blocks(self) -> int:
+        return max(_PIECE_BYTES // self._pool.block_bytes, 1)
 
     def _run(self, num_dram: int, num_all: int) -> Run:
         return Run(num_dram * self._block_tokens, (num_all - num_dram) * self._block_tokens)

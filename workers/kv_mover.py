@@ -16,6 +16,7 @@ from pipeline.scheduling.transfer_cost import LoadPolicy, TransferCost
 from tiering.errors import LayoutMismatch, LayoutNotPacked, TieringError
 from tiering.kvd.client import KvdClient
 from tiering.lease import Reservation
+from workers.cold_blocks import ColdBlocks
 from workers.hbm_pool import HbmPool
 from workers.kv_jobs import (
     Deliver,
@@ -36,11 +37,12 @@ TRANSIENT_LIFETIME_S = 60.0  # of what only the next worker of one request can u
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 2.0
 _MISMATCH_BACKOFF_S = 30.0
+_LEASE_WAIT_S = 0.5  # for a block that was just stored and went to NVMe already
 _MAX_PREFETCHES = 8  # that may wait
 _RUN_BLOCKS = 32  # blocks reserved and committed at once; loads wait for one such run at most
 
 
-_Job = LoadJob | PrefetchJob | StoreJob
+_Job = ColdBlocks | LoadJob | PrefetchJob | StoreJob
 
 
 class _Span(NamedTuple):
@@ -54,7 +56,7 @@ class _Span(NamedTuple):
 class KvdMover:
     """Owns one `KvdClient` on a thread of its own; see the port `KvMover`.
 
-    Loads go first, then hand-overs, prefetches piece by piece, and write-through. A daemon that is
+    Leases are given back first, then come loads, hand-overs, prefetches piece by piece, and write-through. A daemon that is
     away makes loads misses and stores no-ops, and is asked again after a back-off that doubles up
     to 2 s; one that serves other blocks is asked every 30 s.
     """
@@ -67,17 +69,22 @@ class KvdMover:
         *,
         max_pending_blocks: int,
         policy: LoadPolicy = LoadPolicy.COST,
+        long_share: float = 0.5,
     ) -> None:
         """`make_client` builds an unconnected client; it is called again for each connection.
 
         max_pending_blocks: write-through blocks that may wait; these are held in HBM meanwhile.
+        long_share: of kvd's DRAM, for the blocks that one sequence leaves there and reads in place.
         """
         self._make_client = make_client
         self._max_pending_blocks = max_pending_blocks
         self._policy = policy
+        self._long_share = long_share
+        self._max_cold_blocks = 0
         self._client: KvdClient | None = None
         self._backoff_s = 0.0
         self._retry_at_s = 0.0
+        self._given_back: deque[ColdBlocks] = deque()
         self._loads: deque[LoadJob] = deque()
         self._prefetches: deque[PrefetchJob] = deque()
         self._hand_overs: deque[StoreJob] = deque()
@@ -97,7 +104,19 @@ class KvdMover:
         self._deliver = deliver
         cost = TransferCost(pool.block_bytes / block_tokens, self._policy)
         self._loader = BlockLoader(pool, block_tokens, cost)
+        self._connected_client()  # now, so that the first request finds the limits known
         self._thread.start()
+
+    @property
+    def max_cold_blocks(self) -> int:
+        """See the port. What the last daemon allowed also holds while it is away."""
+        return self._max_cold_blocks
+
+    def give_back(self, cold: ColdBlocks) -> None:
+        """See the port."""
+        with self._changed:
+            self._given_back.append(cold)
+            self._changed.notify()
 
     def load(self, job: LoadJob) -> None:
         """See the port."""
@@ -145,26 +164,23 @@ class KvdMover:
         )
 
     def _run(self) -> None:
-        self._connected_client()
         while jobs := self._next_jobs():
             client = self._connected_client()
             if client is not None:
                 self._move(client, jobs)
             for job in jobs:
-                if not isinstance(job, PrefetchJob):
+                if isinstance(job, LoadJob | StoreJob):
                     self._deliver(job)
         self._disconnect()
 
     def _next_jobs(self) -> list[_Job]:
-        """A load, a hand-over, a prefetch, or a run of write-through; empty once stopping and done."""
+        """What goes next: one thing, or a run of write-through; empty once stopping and done."""
+        lines = (self._given_back, self._loads, self._hand_overs, self._prefetches)
         with self._changed:
             while True:
-                if self._loads:
-                    return [self._loads.popleft()]
-                if self._hand_overs:
-                    return [self._hand_overs.popleft()]
-                if self._prefetches:
-                    return [self._prefetches.popleft()]
+                line = next((line for line in lines if line), None)
+                if line is not None:
+                    return [line.popleft()]
                 if self._stores:
                     return self._pop_stores()
                 if self._is_stopping:
@@ -196,6 +212,8 @@ class KvdMover:
                         self._load(client, job)
                 case [PrefetchJob() as job]:
                     self._prefetch(client, job)
+                case [ColdBlocks() as cold]:
+                    cold.let_go(client)
                 case [StoreJob() as job] if job.sequence is not None:
                     self._hand_over(client, job)
                 case _:
@@ -208,6 +226,8 @@ class KvdMover:
             self._lose_connection(None)
 
     def _load(self, client: KvdClient, job: LoadJob) -> None:
+        if job.cold is not None and not self._max_cold_blocks:
+            return  # a step could not read them
         started_s = time.perf_counter()
         try:
             report = self._loader.load(client, job)
@@ -233,26 +253,44 @@ class KvdMover:
 
     def _hand_over(self, client: KvdClient, job: StoreJob) -> None:
         num_full = len(job.keys)
+        lifetime_s = TRANSIENT_LIFETIME_S if job.is_private else None
         for start in range(0, num_full, _RUN_BLOCKS):
-            if job.is_abandoned:
-                return
             end = min(start + _RUN_BLOCKS, num_full)
             full = _Span(job.keys[start:end], job.block_ids[start:end], self._block_tokens)
-            lifetime_s = TRANSIENT_LIFETIME_S if job.is_private else None
-            job.num_stored += self._store(client, full, job.owner, lifetime_s)
+            if job.is_abandoned or not self._store_own(client, job, full, lifetime_s):
+                return
         if job.tail_key is not None and not job.is_abandoned:
             tail = _Span([job.tail_key], job.block_ids[num_full:], job.num_tail_tokens)
             job.num_stored += self._store(client, tail, job.owner, TRANSIENT_LIFETIME_S)
+
+    def _store_own(
+        self, client: KvdClient, job: StoreJob, span: _Span, lifetime_s: float | None
+    ) -> bool:
+        """Store some blocks of one sequence, and lease them if they are to stay; False to stop there."""
+        job.num_stored += self._store(client, span, job.owner, lifetime_s, job.cold)
+        if not job.is_cooling or job.cold is None:
+            return True
+        keys = span.keys if self._max_cold_blocks else []  # a step could not read them
+        num_leased = len(job.cold.extend(client, keys, _LEASE_WAIT_S))
+        job.num_cooled += num_leased
+        return num_leased == len(span.keys)
 
     def _write_through(self, client: KvdClient, jobs: list[StoreJob]) -> None:
         keys = [key for job in jobs for key in job.keys]
         block_ids = [block_id for job in jobs for block_id in job.block_ids]
         self._store(client, _Span(keys, block_ids, self._block_tokens), jobs[0].owner, None)
 
-    def _store(self, client: KvdClient, span: _Span, owner: bytes, lifetime_s: float | None) -> int:
+    def _store(
+        self,
+        client: KvdClient,
+        span: _Span,
+        owner: bytes,
+        lifetime_s: float | None,
+        cold: ColdBlocks | None = None,
+    ) -> int:
         """Write the blocks that kvd lacks and has room for; published all at once or not at all.
 
-        On an error the caller drops the connection, which makes kvd abort the reservations.
+        Nothing is published that may have been read from lost cold blocks. On an error the caller drops the connection, which makes kvd abort the reservations.
         """
         started_s = time.perf_counter()
         reservations = client.reserve(span.keys, lifetime_s=lifetime_s, owner=owner)
@@ -264,6 +302,9 @@ class KvdMover:
                 wanted.append(block_id)
         for reservation, data in zip(granted, self._pool.read(wanted), strict=True):
             client.write(reservation, data, span.num_tokens)
+        if cold is not None and not cold.are_kept:
+            client.abort(granted)
+            return 0
         num_stored = client.commit(granted) if granted else 0
         self._count(
             num_stored_blocks=num_stored,
@@ -292,7 +333,15 @@ class KvdMover:
             return None
         self._client = client
         self._backoff_s = 0.0
+        self._max_cold_blocks = self._reach(client)
         return client
+
+    def _reach(self, client: KvdClient) -> int:
+        """Let steps read kvd's DRAM in place; how many of its blocks one sequence may leave there."""
+        slab = client.shared_slab
+        if slab is None or not self._long_share or not self._pool.attach(slab):
+            return 0
+        return int(self._long_share * slab.num_slots)
 
     def _lose_connection(self, error: TieringError | None) -> None:
         self._disconnect()
@@ -306,6 +355,7 @@ class KvdMover:
         if self._client is not None:
             self._client.close()
             self._client = None
+            self._pool.detach()
 
     def _count(self, **changes: float) -> None:
         """Add to the counters; called on the mover's thread only."""

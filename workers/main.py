@@ -122,7 +122,8 @@ class Worker:
         if self._daemon is None:
             return NoCache()
         max_pending_blocks = max(32, self._model.engine_settings.num_blocks // 4)
-        return self._daemon.mover(max_pending_blocks, self._settings.loads)
+        settings = self._settings
+        return self._daemon.mover(max_pending_blocks, settings.loads, settings.long_share)
 
     def _make_look_ahead(self) -> LookAhead:
         model, ledger = self._model, self._links.ledger()

@@ -39,9 +39,14 @@ class NodeDaemon:
             namespace=f"{self.layout.describe()}.{self.namespace[:16]}",
         )
 
-    def mover(self, max_pending_blocks: int, policy: LoadPolicy) -> KvMover:
+    def mover(self, max_pending_blocks: int, policy: LoadPolicy, long_share: float) -> KvMover:
         """Moves blocks between HBM and the node's tiers, and from other nodes to those."""
-        mover = KvdMover(self.client, max_pending_blocks=max_pending_blocks, policy=policy)
+        mover = KvdMover(
+            self.client,
+            max_pending_blocks=max_pending_blocks,
+            policy=policy,
+            long_share=long_share,
+        )
         return PullingMover(mover, self.client, policy)
 
     def reporter(self, node: str, board: NodeBoard, on_purge: Callable[[], object]) -> NodeReporter:

@@ -13,6 +13,7 @@ from pipeline.protocol.cache_use import LoadReason
 from pipeline.scheduling.transfer_cost import LoadPolicy, Run, TransferCost
 from tiering.errors import TieringError
 from tiering.kvd.client import KvdClient
+from workers.cold_blocks import ColdBlocks
 from workers.hbm_pool import HbmPool
 from workers.kv_jobs import Deliver, KvMover, LoadJob, MoverStats, PrefetchJob, StoreJob
 from workers.sequence import Peer
@@ -73,6 +74,15 @@ class PullingMover:
     def store(self, job: StoreJob) -> bool:
         """See the port."""
         return self._mover.store(job)
+
+    @property
+    def max_cold_blocks(self) -> int:
+        """See the port."""
+        return self._mover.max_cold_blocks
+
+    def give_back(self, cold: ColdBlocks) -> None:
+        """See the port."""
+        self._mover.give_back(cold)
 
     def stop(self) -> None:
         """See the port."""

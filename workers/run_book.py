@@ -13,6 +13,7 @@ from workers.endings import (
     CANCELLED,
     LATE,
     LENGTH,
+    NO_ROOM,
     STOP,
     UNFIT,
     ending_after_token,
@@ -50,6 +51,7 @@ class RunBook:
         stop_matcher: StopMatcherFactory,
     ) -> None:
         self._scheduler = scheduler
+        self._long_runs = scheduler.long_runs
         self._flow = flow
         self._meter = meter
         self._sink = sink
@@ -82,6 +84,12 @@ class RunBook:
         ending = set_up_run(run, self._spec, self._flow, self._stop_matcher, max_drafts)
         if ending is None and not self._scheduler.fits(run):
             ending = UNFIT
+            log.info(
+                "context_too_long",
+                request_id=sequence.request_id,
+                num_tokens=len(sequence.tokens),
+                **self._scheduler.limits,
+            )
         if ending is not None:
             self.end(run, ending)
 
@@ -110,13 +118,18 @@ class RunBook:
         For the first of those who go on waiting the tiers fetch ahead.
         """
         for run in self._scheduler.admit(is_draining=is_draining):
-            if not run.was_admitted:
-                run.was_admitted = True
-                self._sink.on_admitted(run.sequence)
+            self._count_admitted(run)
             if not self._flow.begin_load(run, self._meter.prefill_rate.per_s):
                 self._start(run)
+        for run in self._scheduler.standing_aside() if not is_draining else []:
+            self._count_admitted(run)
         for run in self._scheduler.next_in_line(_PREFETCHED_AHEAD):
             self._flow.prefetch(run, self._meter.prefill_rate.per_s)
+
+    def _count_admitted(self, run: SequenceRun) -> None:
+        if not run.was_admitted:
+            run.was_admitted = True
+            self._sink.on_admitted(run.sequence)
 
     def _start(self, run: SequenceRun) -> None:
         sequence = run.sequence
@@ -131,7 +144,7 @@ class RunBook:
             )
         self._scheduler.start(run)
 
-    def finish_move(self, job: LoadJob | StoreJob) -> None:
+    def finish_move(self, job: LoadJob | StoreJob, now_s: float) -> None:
         """Go on with whoever waited for the mover."""
         run = self._flow.finish(job)
         if run is None:
@@ -141,10 +154,34 @@ class RunBook:
         elif isinstance(job, LoadJob):
             self._flow.count_loaded(job, run)
             self._start(run)
+        elif job.is_cooling:
+            self._flow.swap_cooled(job, run)
+            self._long_runs.count_cooled(run, job.num_cooled, now_s)
         elif job.is_spill:
             self._scheduler.come_back(run)
         else:
             self._finish_hand_over(run)
+
+    def cool(self, now_s: float) -> None:
+        """Have blocks of the long run go to the node's DRAM; take it back if those there are lost."""
+        run = self._long_runs.current
+        if run is None or run.sequence.phase is not SequencePhase.RUNNING or run.job is not None:
+            return
+        if self.find_lost() is not None:
+            self._scheduler.leave(run)
+            self._scheduler.come_back(run)
+            self._meter.num_preemptions += 1
+            run.num_losses += 1
+        if self._long_runs.is_hopeless(run):
+            self.end(run, NO_ROOM)
+        elif num_blocks := self._long_runs.num_to_cool(run, now_s):
+            self._flow.begin_cooling(run, num_blocks)
+
+    def find_lost(self) -> SequenceRun | None:
+        """The long run, if what steps read of its context up to now may not have been its context."""
+        run = self._long_runs.current
+        is_lost = run is not None and run.long is not None and not run.long.cold.are_kept
+        return run if is_lost else None
 
     def spill(self, run: SequenceRun) -> None:
         """Bring what a preempted run has computed to the tiers; `finish_move` lets it wait again."""
@@ -193,12 +230,17 @@ class RunBook:
         if self._outputs:
             outputs, self._outputs = self._outputs, []
             self._sink.on_step(outputs)
-        for run in self._prefilled:
-            self._scheduler.leave(run)
-            run.sequence.phase = SequencePhase.STORING
-            if not self._flow.begin_hand_over(run):
+        prefilled, self._prefilled = self._prefilled, []
+        for run in prefilled:
+            if run.sequence.phase is SequencePhase.RUNNING:
+                self._scheduler.leave(run)
+                run.sequence.phase = SequencePhase.STORING
+            if run.job is not None:  # blocks of it are on their way to DRAM
+                self._prefilled.append(run)
+            elif run.sequence.phase is not SequencePhase.DONE and not self._flow.begin_hand_over(
+                run
+            ):
                 self._finish_hand_over(run)
-        self._prefilled.clear()
 
     def _finish_hand_over(self, run: SequenceRun) -> None:
         del self._runs[run.sequence]

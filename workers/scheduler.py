@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from workers.batch import ScheduledChunk
 from workers.block_table import BlockPool
 from workers.chunk_sizer import ChunkSizer
+from workers.long_runs import LongRuns
 from workers.sequence import SequencePhase
 from workers.sequence_run import SequenceRun, num_blocks_for
 from workers.settings import EngineSettings
@@ -41,11 +42,15 @@ class Scheduler:
     others run, it leaves one block for each of them to grow into. Decode grows block by block; when
     the pool is out, the lowest-ranked running sequence gives its blocks back and waits again. With a
     tier below (`can_spill`), what it has computed is stored first, and who needs the blocks waits
-    for that.
+    for that. A run that is longer than the pool gets no more than a window of it, see `LongRuns`; one
+    that outgrows the pool is preempted, and comes back as such.
     """
 
-    def __init__(self, blocks: BlockPool, settings: EngineSettings, *, can_spill: bool) -> None:
+    def __init__(
+        self, blocks: BlockPool, settings: EngineSettings, long_runs: LongRuns, *, can_spill: bool
+    ) -> None:
         self._blocks = blocks
+        self.long_runs = long_runs
         self._settings = settings
         self._can_spill = can_spill
         self._spilling: set[SequenceRun] = set()
@@ -70,9 +75,21 @@ class Scheduler:
         """Admitted sequences whose cached blocks are on the way."""
         return self._num_loading
 
+    @property
+    def num_cold_blocks(self) -> int:
+        """Blocks of the long run that steps read in the node's DRAM."""
+        run = self.long_runs.current
+        return run.num_cold if run is not None else 0
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What one run may have: of the pool, and of the node's DRAM if it is longer."""
+        return {"hbm_blocks": self._blocks.num_total, "dram_blocks": self.long_runs.max_blocks}
+
     def fits(self, run: SequenceRun) -> bool:
-        """False if not even the empty pool holds the tokens known so far and the next one."""
-        return self._num_blocks_at_start(run) <= self._blocks.num_total
+        """False if the tokens known so far and the next one find room nowhere, ever."""
+        num_blocks = self._num_blocks_at_start(run)
+        return num_blocks <= self._blocks.num_total or self.long_runs.allows(run, num_blocks)
 
     def add(self, run: SequenceRun) -> None:
         """Let the run wait for admission."""
@@ -87,7 +104,7 @@ class Scheduler:
         """
         admitted: list[SequenceRun] = []
         for run in list(self._waiting):
-            if is_draining and not run.was_admitted:
+            if (is_draining and not run.was_admitted) or self._stands_aside(run):
                 continue
             num_active = len(self._running) + self._num_loading
             if num_active >= self._settings.max_batch_sequences or not self._take_blocks(run):
@@ -97,6 +114,12 @@ class Scheduler:
             self._num_loading += 1
             admitted.append(run)
         return admitted
+
+    def standing_aside(self) -> list[SequenceRun]:
+        """Long runs that wait for another one to end: nobody else is to wait behind them."""
+        if self.long_runs.current is None:
+            return []
+        return [run for run in self._waiting if self._is_long(run)]
 
     def next_in_line(self, count: int) -> list[SequenceRun]:
         """The first of those who wait for blocks."""
@@ -123,7 +146,8 @@ class Scheduler:
     def release(self, run: SequenceRun) -> None:
         """Give the run's blocks back; `num_computed` still tells how far it came."""
         self._spilling.discard(run)
-        self._blocks.release(run.sequence.block_ids)
+        self._blocks.release(run.hot_block_ids)
+        self.long_runs.end(run)
         run.forget_blocks()
 
     def come_back(self, run: SequenceRun) -> None:
@@ -157,6 +181,7 @@ class Scheduler:
             num_tokens = min(run.num_pending, budget)
             if run.needs_scoring:
                 num_tokens = min(num_tokens, score_budget)
+            num_tokens = self.long_runs.fit(run, num_tokens)
             if num_tokens and self._place(plan, run, num_tokens, (), is_mover_busy=is_mover_busy):
                 budget -= num_tokens
                 score_budget -= num_tokens if run.needs_scoring else 0
@@ -192,6 +217,8 @@ class Scheduler:
     def _draft(self, run: SequenceRun, num_spare: int) -> tuple[int, ...]:
         """Guesses that cost nobody else a row or a block."""
         sequence = run.sequence
+        if run.long is not None:
+            return ()
         num_left = sequence.sampling.max_tokens - sequence.num_generated - 1
         # Each of the others may need a block in this very step.
         num_free = max(0, self._blocks.num_available - len(self._running))
@@ -205,19 +232,19 @@ class Scheduler:
     ) -> bool:
         """Extend the block table for the next tokens, by preemption if it must be."""
         sequence = run.sequence
+        if self.long_runs.fit(run, num_tokens) < num_tokens:
+            return False
         num_needed = num_blocks_for(
             sequence.num_computed + num_tokens, self._settings.block_tokens
         ) - len(sequence.block_ids)
         while num_needed > self._blocks.num_available + self._num_coming - plan.num_awaited:
             victim = self._running[-1]
+            if victim.job is not None:
+                return False  # some of its blocks are about to leave the pool
             if victim is not run:
                 self._preempt(plan, victim)
-            elif len(self._running) > 1:
-                self._preempt(plan, run)
-                return False
             else:
-                if not is_mover_busy:
-                    plan.unfit.append(run)
+                self._give_way(plan, run, is_mover_busy=is_mover_busy)
                 return False
             if is_mover_busy and num_needed > self._blocks.num_available:
                 return False  # stores still hold the victim's blocks; they end within a step or so
@@ -231,7 +258,18 @@ class Scheduler:
     @property
     def _num_coming(self) -> int:
         """Blocks that come back when the spills under way have ended."""
-        return sum(len(run.sequence.block_ids) for run in self._spilling)
+        return sum(len(run.hot_block_ids) for run in self._spilling)
+
+    def _give_way(self, plan: StepPlan, run: SequenceRun, *, is_mover_busy: bool) -> None:
+        """The run itself is next to lose its blocks; alone in the pool, it has outgrown it."""
+        if len(self._running) > 1:
+            self._preempt(plan, run)
+        elif is_mover_busy:
+            return
+        elif run.long is None and self._is_long(run) and self.fits(run):
+            self._preempt(plan, run)
+        else:
+            plan.unfit.append(run)
 
     def _preempt(self, plan: StepPlan, run: SequenceRun) -> None:
         self._running.remove(run)
@@ -244,9 +282,27 @@ class Scheduler:
         else:
             self.come_back(run)
 
+    def _stands_aside(self, run: SequenceRun) -> bool:
+        return self.long_runs.current is not None and self._is_long(run)
+
+    def _is_long(self, run: SequenceRun) -> bool:
+        return self._num_blocks_at_start(run) > self._blocks.num_total
+
+    def _take_window(self, run: SequenceRun) -> bool:
+        """Begin a long run with one block; it takes more as it grows, up to its window."""
+        num_wanted = self.long_runs.window_blocks + len(self._running) + self._num_loading
+        if num_wanted > self._blocks.num_available:
+            return False
+        self.long_runs.begin(run)
+        run.sequence.block_ids = self._blocks.allocate(1)
+        run.sequence.num_computed = run.num_settled_blocks = 0
+        return True
+
     def _take_blocks(self, run: SequenceRun) -> bool:
         sequence = run.sequence
         block_tokens = self._settings.block_tokens
+        if self._is_long(run):
+            return self._take_window(run)
         shared: list[int] = []
         if self._settings.prefix_cache and not run.needs_scoring:
             shared = self._blocks.match(run.reusable_keys(block_tokens))

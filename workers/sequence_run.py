@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.protocol.cache_use import CacheUse
 from pipeline.protocol.tokens import TokenRecord
 from tiering.block_hash import KeyChain
+from workers.cold_blocks import ColdBlocks
 from workers.kv_jobs import LoadJob, PrefetchJob, StoreJob
 from workers.logit_rules import LogitRules
 from workers.model import Int32Array
@@ -22,6 +23,20 @@ def num_blocks_for(num_tokens: int, block_tokens: int) -> int:
     return -(-num_tokens // block_tokens)
 
 
+@dataclass(slots=True)
+class LongRun:
+    """What a run needs whose KV the pool does not hold.
+
+    The head of its block table names `num_cold` blocks behind the pool, which are `cold` in the node's
+    DRAM. num_stalls: moves there in a row that got nowhere; the next one is tried at `again_at_s`.
+    """
+
+    cold: ColdBlocks
+    num_cold: int = 0
+    num_stalls: int = 0
+    again_at_s: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class SequenceRun:
     """One sequence on this engine; touched by the engine thread only.
@@ -31,7 +46,8 @@ class SequenceRun:
     a tier. job: the move that still reads or writes this run's blocks, if any. table and
     num_tabled: the block table as an array, kept up to date by the batch builder. rules: None where
     no option changes logits. prompt_records: scores of the prompt so far; None where they are not
-    wanted or have been told. lookup: None where nothing is guessed.
+    wanted or have been told. lookup: None where nothing is guessed. long: None while the pool may hold
+    all of it. num_losses: how often its cold blocks were lost.
     """
 
     sequence: Sequence
@@ -50,6 +66,18 @@ class SequenceRun:
     lookup: PromptLookup | None = None
     table: Int32Array = field(default_factory=lambda: np.zeros(8, dtype=np.int32))
     num_tabled: int = 0
+    long: LongRun | None = None
+    num_losses: int = 0
+
+    @property
+    def num_cold(self) -> int:
+        """Head blocks that are none of the pool's."""
+        return self.long.num_cold if self.long is not None else 0
+
+    @property
+    def hot_block_ids(self) -> list[int]:
+        """The blocks of the pool that it holds."""
+        return self.sequence.block_ids[self.num_cold :]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -119,6 +147,7 @@ class SequenceRun:
         self.sequence.block_ids = []
         self.num_settled_blocks = 0
         self.num_tabled = 0
+        self.long = None
 
 
 def _ms(seconds: float) -> float | None:

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pipeline.scheduling.fleet import Role
 from pipeline.scheduling.transfer_cost import LoadPolicy
 from tiering.block_layout import BlockLayout
+from tiering.stores.block_store import padded
 
 DEFAULT_HBM_BYTES = 256 * 2**20
 
@@ -96,6 +97,12 @@ class WorkerSettings(BaseSettings):
     loads: LoadPolicy = Field(
         default=LoadPolicy.COST, description="cached blocks below HBM: by cost, always, never"
     )
+    long_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="of the node's DRAM tier, for one context larger than the HBM pool; 0: refused",
+    )
     kvd: bool = True
     kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")
 
@@ -105,7 +112,7 @@ class WorkerSettings(BaseSettings):
         Raises:
             ValueError: `hbm_bytes` holds less than two blocks.
         """
-        num_blocks = self.num_blocks or self.hbm_bytes // layout.block_bytes
+        num_blocks = self.num_blocks or self.hbm_bytes // padded(layout.block_bytes)
         if num_blocks < 2:  # noqa: PLR2004
             raise ValueError(
                 f"hbm_bytes={self.hbm_bytes} holds {num_blocks} blocks of {layout.block_bytes} bytes"

@@ -23,6 +23,7 @@ from workers.engine_port import (
 )
 from workers.engine_stats import EngineStats, StepMeter
 from workers.kv_jobs import KvMover, LoadJob, PrefetchJob, StoreJob
+from workers.long_runs import LongRuns
 from workers.model import ModelRunner
 from workers.run_book import RunBook
 from workers.scheduler import Scheduler
@@ -62,7 +63,8 @@ class Engine:
         self._settings = settings
         self._mover = mover
         self._blocks = BlockPool(settings.num_blocks)
-        self._scheduler = Scheduler(self._blocks, settings, can_spill=mover.is_enabled)
+        long_runs = LongRuns(settings.num_blocks, settings.block_tokens, mover)
+        self._scheduler = Scheduler(self._blocks, settings, long_runs, can_spill=mover.is_enabled)
         self._flow = BlockFlow(self._blocks, mover, settings)
         batches = BatchBuilder(
             settings.block_tokens, settings.max_batch_tokens, settings.max_batch_sequences
@@ -181,6 +183,7 @@ class Engine:
         while self._inbox:
             self._take(self._inbox.popleft())
         self._book.end_late(time.monotonic())
+        self._book.cool(time.monotonic())
         self._book.admit(is_draining=self._drain_until_s is not None)
         plan = self._scheduler.plan_step(is_mover_busy=self._flow.is_busy)
         self._meter.num_preemptions += len(plan.preempted)
@@ -206,7 +209,7 @@ class Engine:
                 self._blocks.forget_cached()
                 done.set()
             case LoadJob() | StoreJob():
-                self._book.finish_move(command)
+                self._book.finish_move(command, time.monotonic())
             case PrefetchJob():
                 self._flow.foresee(command, self._meter.prefill_rate.per_s)
 
@@ -216,6 +219,9 @@ class Engine:
             result = self._steps.run(chunks)
         except Exception:
             # The edge to the model: a fault in it ends the sequences of this step and no others.
+            if self._book.find_lost() is not None:
+                log.warning("step_with_lost_blocks_failed", exc_info=True)
+                return  # no fault of the model's: what is lost is taken back, the others step again
             log.exception("step_failed", num_sequences=len(chunks))
             self._num_failed_in_row += 1
             self._meter.num_failed_steps += 1
@@ -224,10 +230,14 @@ class Engine:
             return
         self._num_failed_in_row = 0
         at_end = [chunk for chunk in chunks if chunk.reaches_end]
+        lost = self._book.find_lost()
+        if lost is not None:  # a step has read what was not its context: it is as if it had not run
+            chunks = [chunk for chunk in chunks if chunk.run is not lost]
         num_tokens, num_decode = advance(chunks)
         self._flow.settle(chunk.run for chunk in chunks)
         for chunk, records in zip(at_end, result.tokens, strict=True):
-            self._book.extend(chunk, records)
+            if chunk.run is not lost:
+                self._book.extend(chunk, records)
         step_s = time.perf_counter() - started_s
         self._meter.count_step(num_tokens, num_decode, step_s, result.model_s)
         self._scheduler.learn_step(chunks, step_s)
@@ -238,7 +248,7 @@ class Engine:
         self._mover.stop()
         for command in list(self._inbox):
             if isinstance(command, LoadJob | StoreJob):
-                self._book.finish_move(command)
+                self._book.finish_move(command, time.monotonic())
         self._stats = self._snapshot()
 
     def _snapshot(self) -> EngineStats:

@@ -147,7 +147,8 @@ _FAILURES: dict[FailureCode, tuple[int, int | None, str]] = {
     FailureCode.CONTEXT_EXCEEDED: (
         400,
         None,
-        "Prompt and answer are longer than what the KV cache of a worker holds.",
+        "Prompt and answer are longer than what the KV cache of a worker holds: more than its HBM pool, "
+        "and more than the share of its node's DRAM that one request may have.",
     ),
     FailureCode.INTERNAL_ERROR: (500, None, "The server failed on this request."),
 }

@@ -335,7 +335,7 @@ async def test_c089_a_limited_key_is_told_when_and_the_sdk_waits_for_it(
 async def test_a_context_that_no_pool_holds_is_the_clients_to_mend(
     make_rig: Callable[..., Rig],
 ) -> None:
-    rig = make_rig(env={"POINTSMAN_WORKER_NUM_BLOCKS": "8"})
+    rig = make_rig(env={"POINTSMAN_WORKER_NUM_BLOCKS": "8", "POINTSMAN_WORKER_LONG_SHARE": "0.001"})
     async with client(rig) as http:
         for long in (body("x" * 300, max_tokens=4), body("x" * 100, max_tokens=200)):
             answer = await http.post("/v1/completions", json=long)

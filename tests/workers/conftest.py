@@ -207,6 +207,7 @@ class Kvd:
     socket_path: Path
     nvme_path: Path
     dram_bytes: int = 4 * 2**20
+    block_bytes: int = BLOCK_BYTES
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -232,17 +233,20 @@ class Kvd:
         pytest.fail("kvd did not come up")
 
     def client(self, holder: str, timeout_s: float = 5.0) -> KvdClient:
-        return KvdClient(self.socket_path, BLOCK_BYTES, holder, timeout_s=timeout_s)
+        return KvdClient(self.socket_path, self.block_bytes, holder, timeout_s=timeout_s)
 
     def mover(
         self,
         holder: str = "test",
         max_pending_blocks: int = 256,
         policy: LoadPolicy = LoadPolicy.ALWAYS,
+        timeout_s: float = 5.0,
     ) -> KvdMover:
         """The digest engine computes faster than anything loads: by cost it would load nothing."""
         return KvdMover(
-            lambda: self.client(holder), max_pending_blocks=max_pending_blocks, policy=policy
+            lambda: self.client(holder, timeout_s),
+            max_pending_blocks=max_pending_blocks,
+            policy=policy,
         )
 
     def kill(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pipeline.protocol.sampling import SamplingParams
 from workers.batch import BatchBuilder, ScheduledChunk, advance
 from workers.block_table import BlockPool
+from workers.kv_jobs import NoCache
+from workers.long_runs import LongRuns
 from workers.prompt_lookup import PromptLookup
 from workers.scheduler import Scheduler, StepPlan
 from workers.sequence import Sequence
@@ -18,7 +20,9 @@ class Desk:
     def __init__(self, num_blocks: int, **limits: int) -> None:
         self.blocks = BlockPool(num_blocks)
         settings = EngineSettings(num_blocks=num_blocks, speculation_tokens=6, **limits)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.blocks, settings, can_spill=False)
+        self.scheduler = Scheduler(
+            self.blocks, settings, LongRuns(num_blocks, 16, NoCache()), can_spill=False
+        )
         self.num_arrived = 0
 
     def add(self, num_tokens: int, max_tokens: int = 1000, *, scores: bool = False) -> SequenceRun:

@@ -184,3 +184,15 @@ def test_an_impossible_token_has_the_least_log_probability(
     odd = scored(sequence, "odd", [65, 7, 66], max_tokens=0)
     engine.run(odd)
     assert scores_of(engine, odd)[0].logprob == LEAST_LOGPROB
+
+
+def test_a_prompt_longer_than_the_pool_is_scored_whole(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    prompt = prompts(random.Random(12), 120)
+    engine = engines.start(mover=kvd.mover(), num_blocks=4)
+    for name in ("first", "again"):
+        asked = sequence(name, list(prompt), 2, echo=True, num_logprobs=1)
+        assert engine.run(asked) == [engines.reference(prompt, 2)]
+        check(engine, asked)
+    engine.wait_at_rest()

@@ -6,6 +6,8 @@ from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import SamplingParams
 from tiering.block_hash import KeyChain, namespace_root
 from workers.block_table import BlockPool
+from workers.kv_jobs import NoCache
+from workers.long_runs import LongRuns
 from workers.scheduler import Scheduler, StepPlan
 from workers.sequence import Sequence, SequencePhase
 from workers.sequence_run import SequenceRun
@@ -20,7 +22,9 @@ class Desk:
     def __init__(self, num_blocks: int = 64, *, can_spill: bool = False, **limits: int) -> None:
         self.settings = EngineSettings(num_blocks=num_blocks, **limits)  # type: ignore[arg-type]
         self.blocks = BlockPool(num_blocks)
-        self.scheduler = Scheduler(self.blocks, self.settings, can_spill=can_spill)
+        self.scheduler = Scheduler(
+            self.blocks, self.settings, LongRuns(num_blocks, 16, NoCache()), can_spill=can_spill
+        )
         self.num_arrived = 0
 
     def add(

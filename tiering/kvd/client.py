@@ -17,7 +17,14 @@ from tiering.errors import KvdUnavailable, ProtocolViolation, SlotCorrupt
 from tiering.kvd.connection import KvdConnection
 from tiering.kvd.protocol import Op
 from tiering.kvd.stats import KvdStats
-from tiering.lease import BlockLease, LeasedBlock, PeerOffer, PullResult, Reservation
+from tiering.lease import (
+    BlockLease,
+    LeasedBlock,
+    PeerOffer,
+    PullResult,
+    Reservation,
+    SharedSlab,
+)
 from tiering.stores.dram_slab import DramSlab, map_slab_memory
 from tiering.tier import Tier
 
@@ -54,6 +61,7 @@ class KvdClient:
         self._timeout_s = timeout_s
         self._connection = KvdConnection(socket_path, timeout_s)
         self._slab: DramSlab | None = None
+        self._shared_slab: SharedSlab | None = None
         self._session = b""
         self._loaded_bytes, self._load_s, self._store_s = 0, 0.0, 0.0  # not yet reported
 
@@ -67,6 +75,11 @@ class KvdClient:
         """`connect` succeeded and nothing failed since."""
         return self._connection.is_open
 
+    @property
+    def shared_slab(self) -> SharedSlab | None:
+        """The slab that leases speak of, to be mapped elsewhere too; None without a connection."""
+        return self._shared_slab
+
     def connect(self) -> None:
         """Shake hands and map the slab; a living connection is closed first.
 
@@ -79,12 +92,11 @@ class KvdClient:
         welcome = self._connection.open(self._holder, self._block_bytes, self._namespace)
         if welcome.slab_fd < 0:
             raise self._broken_off(ProtocolViolation("no slab came with the greeting"))
+        self._shared_slab = SharedSlab(welcome.slab_fd, welcome.slab_bytes, welcome.slot_bytes)
         try:
             memory = map_slab_memory(welcome.slab_fd, welcome.slab_bytes, is_owner=False)
         except (OSError, ValueError) as error:
             raise self._broken_off(error) from error
-        finally:
-            os.close(welcome.slab_fd)
         self._slab = DramSlab(memory, welcome.slot_bytes)  # cut for the largest blocks of the node
         self._session = welcome.session
 
@@ -94,6 +106,9 @@ class KvdClient:
         if self._slab is not None:
             self._slab.close()
             self._slab = None
+        if self._shared_slab is not None:
+            os.close(self._shared_slab.descriptor)
+            self._shared_slab = None
         self._session = b""
 
     def find(self, keys: Sequence[bytes]) -> int:
@@ -159,6 +174,24 @@ class KvdClient:
         self._load_s += ended_s - began_s
         self._loaded_bytes += block.num_bytes
         return ended_s < lease.deadline_s
+
+    def verify(self, lease: BlockLease, index: int) -> bool:
+        """Block `index` of a lease lies in its slot as it was stored; kvd drops one that does not."""
+        block = lease.blocks[index]
+        if self._slab is None or not self.keeps(lease):
+            return False
+        if self._slab.verify(block.slot, block.stamp):
+            return True
+        self._ask(Op.SUSPECT, block.key, block.generation)
+        return False
+
+    def keeps(self, lease: BlockLease) -> bool:
+        """The blocks of a lease were in their slots up to now. Any thread.
+
+        So whoever reads slots in place asks this afterwards.
+        """
+        is_in_time = time.monotonic() < lease.deadline_s
+        return is_in_time and self._session == lease.session and self._connection.is_alive
 
     def release(self, lease: BlockLease) -> None:
         """End a lease. Idempotent."""

@@ -54,6 +54,17 @@ class KvdConnection:
         ear.register(self._socket, select.POLLIN)
         return bool(ear.poll(0))
 
+    @property
+    def is_alive(self) -> bool:
+        """Neither side has ended this connection up to now. Any thread, requests under way or not."""
+        connection = self._socket
+        if connection is None or (descriptor := connection.fileno()) < 0:
+            return False
+        ear = select.poll()
+        ear.register(descriptor, 0)  # a hang-up is told unasked
+        # A socket forgets its number before it is closed: so what was asked is still ours.
+        return not ear.poll(0) and connection.fileno() == descriptor
+
     def open(self, holder: str, block_bytes: int, namespace: str = "") -> Welcome:
         """Connect and greet; `block_bytes` 0 greets as an operator, who gets no slab.
 

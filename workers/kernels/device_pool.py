@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tiering.lease import SharedSlab
 from workers.hbm_pool import ByteArray
 
 _RING_BLOCKS = 8  # enough that the host's copy and the device's run at the same time
@@ -60,6 +61,13 @@ class DevicePool:
         """See the port."""
         for place in range(_RING_BLOCKS):
             self._in.wait(place)
+
+    def attach(self, slab: SharedSlab) -> bool:
+        """See the port. Every step would read the slab over the bus: it is not done."""
+        return False
+
+    def detach(self) -> None:
+        """See the port; there is never a slab."""
 
     def _fetch(self, place: int, block_id: int) -> None:
         with self._on_stream():

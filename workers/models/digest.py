@@ -65,7 +65,7 @@ class DigestRunner:
     def make_pool(self, num_blocks: int) -> HostPool:
         """See the port."""
         pool = HostPool(num_blocks, self._spec.layout.block_bytes)
-        self._blocks = pool.blocks
+        self._blocks = pool.reach
         return pool
 
     def warm_up(self, max_tokens: int) -> None:
@@ -81,7 +81,8 @@ class DigestRunner:
         return _logits(self._context_digests(self._blocks, batch), self._spec.vocab_size)
 
     def _write_entries(self, blocks: ByteArray, batch: StepBatch) -> None:
-        entries = blocks.reshape(-1, _ENTRY_BYTES, copy=False)
+        block_tokens = self._spec.layout.block_tokens
+        entries = blocks.reshape(-1, block_tokens, _ENTRY_BYTES, copy=False)
         previous = self._previous_entries(entries, batch)
         token_ids, positions = batch.token_ids.tolist(), batch.positions.tolist()
         bounds = batch.cu_query_lens.tolist()
@@ -92,7 +93,7 @@ class DigestRunner:
                 entry = hashlib.blake2b(data, digest_size=_ENTRY_BYTES).digest()  # noqa: PLW2901
                 written.append(entry)
         fresh = np.frombuffer(b"".join(written), dtype=np.uint8).reshape(-1, _ENTRY_BYTES)
-        entries[batch.slot_mapping] = fresh
+        entries[np.divmod(batch.slot_mapping, block_tokens)] = fresh
 
     def _previous_entries(self, entries: ByteArray, batch: StepBatch) -> list[bytes]:
         """Entry before the first token of each sequence's span, as the pool holds it."""
@@ -100,8 +101,7 @@ class DigestRunner:
         previous = batch.positions[batch.cu_query_lens[:-1]] - 1
         rows = np.arange(len(previous))
         blocks = batch.block_tables[rows, np.maximum(previous, 0) // block_tokens]
-        slots = blocks.astype(np.int64) * block_tokens + previous % block_tokens
-        data = entries[slots].tobytes()
+        data = entries[blocks, previous % block_tokens].tobytes()
         return [
             data[row * _ENTRY_BYTES : (row + 1) * _ENTRY_BYTES]
             if position >= 0
@@ -122,7 +122,7 @@ class DigestRunner:
 
 def _gather(blocks: ByteArray, block_table: Int32Array, num_bytes: int) -> ByteArray:
     num_blocks = -(-num_bytes // blocks.shape[1])
-    return blocks.take(block_table[:num_blocks], axis=0).reshape(-1)[:num_bytes]
+    return blocks[block_table[:num_blocks]].reshape(-1)[:num_bytes]
 
 
 def _logits(digests: list[int], vocab_size: int) -> Float32Array:

@@ -143,7 +143,7 @@ class TorchRunner:
         pool: HostPool | DevicePool
         if operators.device.type == "cpu" and not operators.num_spare_blocks:
             pool = HostPool(num_blocks, layout.block_bytes)
-            memory = torch.from_numpy(pool.blocks)
+            memory = torch.from_numpy(pool.reach)
         else:
             spare = operators.num_spare_blocks
             pool = DevicePool(num_blocks, layout.block_bytes, operators.device, spare)
