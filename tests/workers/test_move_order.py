@@ -19,6 +19,7 @@ import pytest
 
 from tests.workers.conftest import ROOT
 from tiering.block_hash import BlockHasher
+from workers.cold_blocks import ColdBlocks
 from workers.hbm_pool import HbmPool
 from workers.kv_jobs import Deliver, LoadJob, MoverStats, PrefetchJob, StoreJob
 from workers.model import Float32Array, StepBatch
@@ -37,8 +38,8 @@ class LateRunner(DigestRunner):
 
     def forward(self, batch: StepBatch) -> Float32Array:
         assert self._blocks is not None
-        entries = self._blocks.reshape(len(self._blocks) * BLOCK, -1)
-        entries[batch.slot_mapping] = 0xEE
+        entries = self._blocks.reshape(len(self._blocks), BLOCK, -1, copy=False)
+        entries[np.divmod(batch.slot_mapping, BLOCK)] = 0xEE
         threading.Event().wait(0.001)
         return super().forward(batch)
 
@@ -47,6 +48,7 @@ class ExactingMover:
     """Loads nothing and stores nothing, but takes its time and minds its blocks."""
 
     is_enabled = True
+    max_cold_blocks = 0
 
     def __init__(self) -> None:
         self.num_loads = 0
@@ -70,6 +72,9 @@ class ExactingMover:
     def store(self, job: StoreJob) -> bool:
         self._take(job)
         return True
+
+    def give_back(self, cold: ColdBlocks) -> None:
+        """There are none."""
 
     def stop(self) -> None:
         with self._wake:
