@@ -15,7 +15,7 @@ READABLE = (SlotState.READY, SlotState.EVICTING)
 class Block:
     """One slot in use. `stamp` is None until the bytes are complete.
 
-    `is_listed`: the index finds it; an unlisted block only waits for its last lease.
+    `is_listed`: the index finds it; an unlisted block only waits for its last lease, or rests.
     `lifetime_s`: seconds from publication to its drop; None is without end.
     `num_uses`: how often it was written, offered again or leased since it came here.
     """

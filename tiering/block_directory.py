@@ -57,6 +57,7 @@ class BlockDirectory:
         self._index: dict[bytes, Block] = {}
         self._by_slot: dict[int, Block] = {}
         self._states: Counter[SlotState] = Counter()
+        self._resting: dict[int, list[Block]] = {}
         self._leases: dict[int, _Lease] = {}
         self._lease_ids = count(1)
         self._timers = Timers()
@@ -168,7 +169,7 @@ class BlockDirectory:
 
     def publish(self, block: Block, stamp: BlockStamp, now_s: float) -> bool:
         """Make a reserved block visible; False when its reservation is gone or has run out."""
-        if self._by_slot.get(block.slot) is not block or block.state in READABLE:
+        if not self._is_open(block):
             return False
         if block.deadline_s is not None and now_s >= block.deadline_s:
             self._free(block)
@@ -183,7 +184,12 @@ class BlockDirectory:
 
     def abort(self, block: Block) -> None:
         """Give an unpublished block's slot back; nothing if that already happened."""
-        if self._by_slot.get(block.slot) is block and block.state not in READABLE:
+        if self._is_open(block):
+            self._free(block)
+
+    def end_rest(self, holder_id: int) -> None:
+        """The holder is heard of: it writes into none of the slots whose time was over."""
+        for block in self._resting.pop(holder_id, ()):
             self._free(block)
 
     def adopt(self, stamps: dict[int, BlockStamp]) -> None:
@@ -295,6 +301,7 @@ class BlockDirectory:
 
     def forget_holder(self, holder_id: int) -> None:
         """Abort the reservations and end the leases of a holder that is gone."""
+        self.end_rest(holder_id)
         reserved = [b for b in self._by_slot.values() if b.holder_id == holder_id]
         for block in reserved:
             if block.state is SlotState.RESERVED:
@@ -321,12 +328,23 @@ class BlockDirectory:
         if block is None or block.generation != generation:
             return False
         if timer is TimerKind.RESERVATION:
-            is_open = block.state not in READABLE
-            self.abort(block)
-            return is_open
+            return self._is_open(block) and self._rest(block)
         was_listed = block.is_listed
         self.drop(block)
         return was_listed
+
+    def _is_open(self, block: Block) -> bool:
+        """Its holder may still publish or abort it."""
+        is_unread = block.state not in READABLE and block.state is not SlotState.RESTING
+        return is_unread and self._by_slot.get(block.slot) is block
+
+    def _rest(self, block: Block) -> bool:
+        """The key is free again, the slot not: whoever got it next could be overwritten."""
+        del self._index[block.key]
+        block.is_listed = False
+        self._set_state(block, SlotState.RESTING)
+        self._resting.setdefault(block.holder_id, []).append(block)
+        return True
 
     def _unpin_all(self, blocks: Iterable[Block]) -> None:
         # Tail first, so that the head of a run is the youngest: a run is of use only from its head.

@@ -10,7 +10,7 @@ from tiering.errors import SlotMisuse
 class SlotPool:
     """Free list over `num_slots` slots; free + used + quarantined is always `num_slots`.
 
-    First in, first out: a slot whose writer went silent rests as long as possible before another
+    First in, first out: a slot whose writer was cut off rests as long as possible before another
     holder's bytes lie where that writer might still put its own.
     """
 

@@ -18,7 +18,8 @@ class SlotState(IntEnum):
 
     FREE -> RESERVED (a holder writes into it) -> READY; FREE -> WRITING (kvd demotes into it)
     -> READY; FREE -> LOADING (kvd promotes into it) -> READY; READY -> EVICTING (its bytes are
-    being written back; a lease rescues it) -> FREE.
+    being written back; a lease rescues it) -> FREE. RESERVED -> RESTING (its time is over, but its
+    holder may be in the middle of writing) -> FREE, when the holder is gone or is heard of again.
     """
 
     FREE = 0
@@ -27,3 +28,4 @@ class SlotState(IntEnum):
     READY = 3
     LOADING = 4
     EVICTING = 5
+    RESTING = 6

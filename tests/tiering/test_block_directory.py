@@ -64,11 +64,32 @@ def test_a_commit_for_a_slot_that_has_a_new_owner_finds_nothing() -> None:
     late = directory.reserve(key_of(1), HOLDER, deadline_s=10)
     assert late is not None
     assert directory.expire(11).num_reservations == 1
+    directory.end_rest(HOLDER)
     new = directory.reserve(key_of(2), OTHER_HOLDER, deadline_s=30)
     assert new is not None
     assert directory.find_reserved(late.slot, late.generation, HOLDER) is None
     assert not directory.publish(late, stamp_of(late), 12)
     assert directory.find(key_of(2)) is new
+
+
+def test_a_slot_whose_writer_went_silent_is_nobodys_until_that_one_is_heard_of_or_gone() -> None:
+    """It may be frozen in the middle of a copy, and others read slots in place."""
+    directory = new_directory(2)
+    for number in (1, 2):
+        assert directory.reserve(key_of(number), HOLDER, deadline_s=10) is not None
+    assert directory.expire(11).num_reservations == 2
+    assert directory.find(key_of(1)) is None
+    assert directory.count_states()[SlotState.RESERVED] == 0
+    assert directory.reserve(key_of(1), OTHER_HOLDER, deadline_s=30) is None, "no slot is free"
+    directory.end_rest(OTHER_HOLDER)
+    assert directory.num_free == 0
+    directory.end_rest(HOLDER)
+    assert directory.num_free == 2
+
+    assert directory.reserve(key_of(1), HOLDER, deadline_s=20) is not None
+    directory.expire(21)
+    directory.forget_holder(HOLDER)
+    assert directory.num_free == 2
 
 
 def test_another_holder_cannot_commit_or_release_what_it_does_not_hold() -> None:
@@ -276,6 +297,10 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.now_s += passed_s
         self.directory.expire(self.now_s)
         self.leased = {i: held for i, held in self.leased.items() if held[1] > self.now_s}
+
+    @rule(holder=holders)
+    def hear_holder(self, holder: int) -> None:
+        self.directory.end_rest(holder)
 
     @rule(holder=holders)
     def lose_holder(self, holder: int) -> None:

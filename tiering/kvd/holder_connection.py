@@ -128,6 +128,7 @@ class HolderConnection(asyncio.Protocol):
         number = frames.as_int(op)
         if self.holder is None or (self.is_operator and number not in OPERATOR_OPS):
             raise ProtocolViolation(f"operation {op} out of turn")
+        self._cache.hear_holder(self._holder_id)
         result = self._requests.answer(number, arguments)
         if isinstance(result, tuple):
             self._reply(*result)

@@ -272,6 +272,10 @@ class NodeCache:
 
     # holders and time
 
+    def hear_holder(self, holder_id: int) -> None:
+        """A holder asks for something, so it writes nothing at this time."""
+        self._dram.directory.end_rest(holder_id)
+
     def forget_holder(self, holder_id: int) -> None:
         """A holder's connection is gone: so are its promises."""
         self._dram.directory.forget_holder(holder_id)

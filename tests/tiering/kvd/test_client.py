@@ -254,8 +254,12 @@ def test_a_killed_or_frozen_holder_leaks_nothing(
         eventually(lambda: client.stats().num_reservations == 0)
         eventually(lambda: client.stats().num_leases == 0)
         holder.kill()
-    states = client.stats().tiers["dram"].slots_by_state
-    assert (states["free"], states["ready"]) == (31, 1)
+
+    def free_and_ready() -> tuple[int, int]:
+        states = client.stats().tiers["dram"].slots_by_state
+        return states["free"], states["ready"]
+
+    eventually(lambda: free_and_ready() == (31, 1))
     assert client.find(keys_of(1)) == 1
     assert put(client, keys_of(*range(100, 110))) == 10
 
