@@ -29,6 +29,12 @@ class LongRuns:
         """Of one long run in all; 0: there are none."""
         return self._mover.max_cold_blocks
 
+    @property
+    def num_kept_blocks(self) -> int:
+        """Of the window, not taken yet: who comes later leaves them, or would take them for ever."""
+        run = self.current
+        return max(self.window_blocks - len(run.hot_block_ids), 0) if run is not None else 0
+
     def allows(self, run: SequenceRun, num_blocks: int) -> bool:
         """A run of so many blocks may be served although the pool does not hold it."""
         return run.chain is not None and num_blocks <= self.max_blocks

@@ -39,7 +39,7 @@ class Scheduler:
 
     Admission goes strictly by rank (priority, then arrival) and takes the blocks of the whole
     prompt at once, so that a load and the first decode block never wait for each other. While
-    others run, it leaves one block for each of them to grow into. Decode grows block by block; when
+    others run, it leaves one block for each of them to grow into, to a long one its window. Decode grows block by block; when
     the pool is out, the lowest-ranked running sequence gives its blocks back and waits again. With a
     tier below (`can_spill`), what it has computed is stored first, and who needs the blocks waits
     for that. A run that is longer than the pool gets no more than a window of it, see `LongRuns`; one
@@ -306,7 +306,7 @@ class Scheduler:
         shared: list[int] = []
         if self._settings.prefix_cache and not run.needs_scoring:
             shared = self._blocks.match(run.reusable_keys(block_tokens))
-        headroom = len(self._running) + self._num_loading
+        headroom = len(self._running) + self._num_loading + self.long_runs.num_kept_blocks
         self._blocks.hold(shared)
         num_wanted = self._num_blocks_at_start(run) - len(shared) + headroom
         if num_wanted > self._blocks.num_available:

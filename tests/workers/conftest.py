@@ -249,6 +249,14 @@ class Kvd:
             policy=policy,
         )
 
+    def wait_no_leases(self) -> None:
+        observer = self.client("observer")
+        observer.connect()
+        limit_s = time.monotonic() + LIMIT_S
+        while observer.stats().num_leases:
+            assert time.monotonic() < limit_s, "leases are held for nobody"
+        observer.close()
+
     def kill(self) -> None:
         self.end(signal.SIGKILL)
 

@@ -4,22 +4,14 @@
 
 from __future__ import annotations
 
-import mmap
 import random
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipeline.protocol.failure import Ending, FailureCode, FinishReason
-from tiering.kvd.client import KvdClient
-from tiering.kvd.stats import KvdStats
-from workers.kv_jobs import PrefetchJob
-from workers.model import Float32Array, StepBatch
-from workers.models.digest import DigestRunner
 from workers.sequence import Sequence
 
 POOL_BLOCKS = 8
@@ -28,20 +20,6 @@ LIMIT_S = 30.0
 LENGTH = Ending(reason=FinishReason.LENGTH)
 MakeSequence = Callable[..., Sequence]
 MakePrompt = Callable[[random.Random, int], list[int]]
-
-
-def stats_of(kvd: Any) -> KvdStats:
-    client = kvd.client("observer")
-    client.connect()
-    stats: KvdStats = client.stats()
-    client.close()
-    return stats
-
-
-def wait_no_leases(kvd: Any) -> None:
-    limit_s = time.monotonic() + LIMIT_S
-    while stats_of(kvd).num_leases:
-        assert time.monotonic() < limit_s, "leases are held for nobody"
 
 
 def handed_over(sequence: MakeSequence, done: Sequence, max_tokens: int, **fields: Any) -> Sequence:
@@ -84,7 +62,7 @@ def test_a_context_of_four_pools_equals_the_same_in_a_pool_that_holds_all(
     stats = engine.engine.stats()
     assert (stats.num_prefill_tokens, stats.num_decode_tokens) == (300, 211), "nothing twice"
     engine.wait_at_rest()
-    wait_no_leases(kvd)
+    kvd.wait_no_leases()
 
 
 def test_a_long_prompt_that_comes_again_is_read_where_it_lies(
@@ -124,7 +102,7 @@ def test_a_long_context_is_handed_over_whole(
     assert prefills.sink.tokens[first] + rest == expected
     assert decodes.engine.stats().num_prefill_tokens == 0, "nothing was computed again"
     decodes.wait_at_rest()
-    wait_no_leases(kvd)
+    kvd.wait_no_leases()
 
 
 def test_a_private_long_context_is_handed_over_even_if_its_blocks_have_run_out(
@@ -164,7 +142,7 @@ def test_a_private_long_context_is_handed_over_even_if_its_blocks_have_run_out(
     for each in (prefills, decodes):
         each.wait_at_rest()
         assert each.engine.stats().cached_blocks == 0
-    wait_no_leases(kvd)
+    kvd.wait_no_leases()
 
 
 def test_an_answer_that_outgrows_the_pool_goes_on(
@@ -178,7 +156,18 @@ def test_an_answer_that_outgrows_the_pool_goes_on(
     assert stats.num_preemptions == 1, "once, to come back as a long one"
     assert stats.num_prefill_tokens == 20
     engine.wait_at_rest()
-    wait_no_leases(kvd)
+    kvd.wait_no_leases()
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3, 5])
+def test_the_smallest_pool_will_do(
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt, num_blocks: int
+) -> None:
+    prompt = prompts(random.Random(num_blocks), 150)
+    expected = engines.reference(prompt, 40)
+    engine = engines.start(mover=kvd.mover(), num_blocks=num_blocks)
+    assert engine.run(sequence("long", prompt, 40)) == [expected]
+    engine.wait_at_rest()
 
 
 def test_others_run_beside_a_long_context_and_other_long_ones_wait_for_it(
@@ -196,7 +185,7 @@ def test_others_run_beside_a_long_context_and_other_long_ones_wait_for_it(
     ended = list(engine.sink.endings)
     assert ended.index(asked[3]) < ended.index(asked[1]), "a short one passed a long one that waits"
     engine.wait_at_rest()
-    wait_no_leases(kvd)
+    kvd.wait_no_leases()
 
 
 def test_long_ones_that_wait_for_one_another_take_no_place_in_the_line(
@@ -228,24 +217,29 @@ def test_drafts_of_short_sequences_do_not_disturb_a_long_one(
 
 
 def test_a_cancelled_long_context_gives_its_leases_back_at_once(
-    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
+    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt, paced_runner: Any
 ) -> None:
     rng = random.Random(7)
     engine = engines.start(
-        runner=DigestRunner(step_delay_ms=1),
-        mover=kvd.mover(),
-        num_blocks=POOL_BLOCKS,
-        max_batch_tokens=32,
+        runner=paced_runner, mover=kvd.mover(), num_blocks=POOL_BLOCKS, max_batch_tokens=32
     )
-    for number in range(40):
+    num_cold = 0
+    for number in range(30):
+        while paced_runner.leave.acquire(blocking=False):
+            pass
+        num_steps = rng.randrange(1, 20)
+        wanted = engine.engine.stats().num_steps + num_steps
         asked = sequence(f"r{number}", prompts(rng, 400), 60)
         engine.engine.submit(asked)
-        wanted = rng.randrange(24)
-        engine.wait_stats(lambda stats, wanted=wanted: stats.cold_blocks >= wanted)
+        paced_runner.leave.release(num_steps)
+        engine.wait_stats(lambda stats, wanted=wanted: stats.num_steps >= wanted)
+        num_cold = max(num_cold, engine.engine.stats().cold_blocks)
         engine.engine.cancel(f"r{number}")
+        paced_runner.leave.release(1)  # for the step that it may be in
         engine.sink.wait_ended(asked)
         engine.wait_at_rest()
-        wait_no_leases(kvd)
+        kvd.wait_no_leases()
+    assert num_cold > 2 * POOL_BLOCKS
 
 
 def test_a_context_longer_than_the_share_of_dram_is_refused_before_it_is_computed(
@@ -265,129 +259,3 @@ def test_a_context_longer_than_the_share_of_dram_is_refused_before_it_is_compute
     engine.run(asked)
     assert engine.sink.endings[asked] == Ending(failure=FailureCode.CONTEXT_EXCEEDED)
     assert engine.engine.stats().num_prefill_tokens == before
-
-
-def test_a_long_context_whose_daemon_does_not_come_back_ends_with_an_error(
-    engines: Any,
-    kvd: Any,
-    sequence: MakeSequence,
-    prompts: MakePrompt,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("workers.long_runs._MAX_STALLS", 3)
-    engine = engines.start(mover=kvd.mover(), num_blocks=POOL_BLOCKS)
-    kvd.kill()
-    rng = random.Random(11)
-    asked, short = sequence("long", prompts(rng, 400), 40), sequence("short", prompts(rng, 20), 4)
-
-    assert engine.run(asked, short) == [[], engines.reference(short.tokens[:20], 4)]
-
-    assert engine.sink.endings[asked] == Ending(failure=FailureCode.NO_WORKERS)
-    assert engine.sink.endings[short] == LENGTH
-    engine.wait_at_rest()
-
-
-class HookedRunner(DigestRunner):
-    """The digest engine that tells of every step, before or after its forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[int], None] = lambda _: None
-        self._num_steps = 0
-
-    def forward(self, batch: StepBatch) -> Float32Array:
-        self._num_steps += 1
-        self.before(self._num_steps)
-        return super().forward(batch)
-
-
-@pytest.mark.parametrize("kill_at", [13, 30])
-def test_a_daemon_killed_under_a_long_context_costs_a_recompute_and_no_token(
-    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt, kill_at: int
-) -> None:
-    prompt = prompts(random.Random(kill_at), 400)
-    expected = engines.reference(prompt, 40)
-    runner = HookedRunner()
-
-    def kill(step: int) -> None:
-        if step == kill_at:
-            kvd.kill()
-            kvd.start()
-
-    engine = engines.start(
-        runner=runner, mover=kvd.mover(), num_blocks=POOL_BLOCKS, max_batch_tokens=32
-    )
-    runner.before = kill
-    asked = sequence("long", prompt, 40)
-
-    assert engine.run(asked) == [expected]
-
-    assert engine.engine.stats().num_preemptions == 1
-    engine.wait_at_rest()
-    wait_no_leases(kvd)
-
-
-def fill(client: KvdClient, num_blocks: int) -> None:
-    """Other bytes into every slot that kvd gives."""
-    rng = np.random.default_rng(1)
-    for _ in range(0, num_blocks, 64):
-        keys = [rng.bytes(16) for _ in range(64)]
-        reservations = [each for each in client.reserve(keys) if each is not None]
-        for each in reservations:
-            client.write(each, rng.integers(0, 255, 512).astype(np.uint8), BLOCK)
-        client.commit(reservations)
-
-
-def test_slots_that_others_fill_once_the_connection_is_lost_make_no_wrong_token(
-    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
-) -> None:
-    """The mover gives up a daemon that is late; that one gives its leases up, and the slots away."""
-    prompt = prompts(random.Random(9), 400)
-    expected = engines.reference(prompt, 60)
-    runner = HookedRunner()
-    mover = kvd.mover(timeout_s=0.2)
-    engine = engines.start(runner=runner, mover=mover, num_blocks=POOL_BLOCKS, max_batch_tokens=32)
-
-    def overwrite(step: int) -> None:
-        if step != 24 or kvd.process is None:
-            return
-        kvd.process.send_signal(signal.SIGSTOP)
-        mover.prefetch(PrefetchJob([b"anything of all!"]))
-        limit_s = time.monotonic() + LIMIT_S
-        while mover.stats().num_unavailable == 0:
-            assert time.monotonic() < limit_s
-        kvd.process.send_signal(signal.SIGCONT)
-        other = kvd.client("other")
-        other.connect()
-        fill(other, 4 * other.shared_slab.num_slots)
-        other.close()
-
-    runner.before = overwrite
-    assert engine.run(sequence("long", prompt, 60)) == [expected]
-    assert engine.engine.stats().num_preemptions >= 1
-    engine.wait_at_rest()
-    wait_no_leases(kvd)
-
-
-def test_a_corrupt_block_in_dram_is_computed_again(
-    engines: Any, kvd: Any, sequence: MakeSequence, prompts: MakePrompt
-) -> None:
-    prompt = prompts(random.Random(10), 400)
-    expected = engines.reference(prompt, 10)
-    engine = engines.start(mover=kvd.mover(), num_blocks=POOL_BLOCKS)
-    first = sequence("first", list(prompt), 10)
-    assert engine.run(first) == [expected]
-    engine.wait_at_rest()
-    client = kvd.client("spoiler")
-    client.connect()
-    lease = client.acquire(first.block_keys[:24])
-    memory = mmap.mmap(client.shared_slab.descriptor, client.shared_slab.num_bytes)
-    memory[lease.blocks[13].slot * 4096 + 100] ^= 1
-    client.release(lease)
-    client.close()
-    again = sequence("again", list(prompt), 10)
-
-    assert engine.run(again) == [expected]
-
-    assert again.num_cached == 13 * BLOCK
-    memory.close()
