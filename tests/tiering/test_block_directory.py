@@ -364,8 +364,10 @@ class S3FifoMachine(DirectoryMachine):
     new_evictor = S3FifoEvictor
 
 
-DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-few = settings(max_examples=40, stateful_step_count=40)
+DirectoryMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
+few = settings(max_examples=40, stateful_step_count=40, deadline=None)
 for machine in (ArcMachine, LfuMachine, LfudaMachine, S3FifoMachine):
     machine.TestCase.settings = few
 TestDirectoryMachine = DirectoryMachine.TestCase
