@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from pydantic import ValidationError
-
 from gateway.app import create_app
 from gateway.auth import KeysFileBroken
 from gateway.server import make_server
 from gateway.settings import load_gateway_settings
-from pipeline.errors import StoreLossy, UnknownSettings
+from pipeline.errors import SettingsInvalid, StoreLossy, UnknownSettings
 from pipeline.intake.errors import ModelFilesUnusable
 from pipeline.ledger.store_check import refuse_lossy_store
 from pipeline.logs import configure_logs
 from pipeline.settings import load_pipeline_settings
 
+_REFUSALS = (UnknownSettings, SettingsInvalid, StoreLossy)
 _BROKEN_FILES = (ModelFilesUnusable, KeysFileBroken, OSError)
 
 
@@ -26,7 +25,7 @@ def main() -> int:
         configure_logs(pipeline.log_level, pipeline.log_format)
         refuse_lossy_store(pipeline.redis_url)
         app = create_app(gateway, pipeline)
-    except (UnknownSettings, StoreLossy, ValidationError, *_BROKEN_FILES) as error:
+    except (*_REFUSALS, *_BROKEN_FILES) as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
     make_server(app, gateway).run()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pipeline.settings import refuse_unknown_names, split_names
+from pipeline.settings import read_settings, split_names
 
 MIB = 1 << 20
 
@@ -19,36 +18,46 @@ class GatewaySettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="POINTSMAN_GATEWAY_", frozen=True, extra="forbid")
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, lt=65536, description="0 takes a free one")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(
+        default=8000, ge=0, lt=65536, description="port to listen on; 0 takes a free one"
+    )
     tls_cert_file: Path | None = Field(
         default=None, description="a chain in PEM, with `tls_key_file`: HTTPS instead of HTTP"
     )
     tls_key_file: Path | None = Field(default=None, description="its private key in PEM")
-    max_body_bytes: int = Field(default=20 * MIB, ge=1024)
-    max_file_bytes: int = Field(default=200 * MIB, ge=1024, description="of one upload")
+    max_body_bytes: int = Field(default=20 * MIB, ge=1024, description="most of one request's body")
+    max_file_bytes: int = Field(default=200 * MIB, ge=1024, description="most of one upload")
     drain_s: float = Field(default=30.0, ge=0, description="time for running streams at a stop")
     keys_file: Path | None = Field(
         default=None,
-        description="lines `tenant sha256hex(key) [requests=5/10s] [tokens=1000/60s] [models=a,b] [rights=batch]`",
+        description="who may call, and what (docs/api.md); empty: everybody, everything",
     )
-    cancel_on_disconnect: bool = Field(default=True, description="on the OpenAI routes")
+    cancel_on_disconnect: bool = Field(
+        default=True, description="a client of the OpenAI routes that leaves stops its request"
+    )
     models: str = Field(
         default="", description="further models of the same engine: NAME=DIRECTORY, commas between"
     )
     models_dir: Path | None = Field(
         default=None,
-        description="where directories of models lie by their names; empty: `models` in the data",
+        description="where directories of models lie by their names; empty: `models` in the data directory",
     )
-    encode_threads: int = Field(default=2, ge=1, le=64, description="for templates and tokenizers")
-    write_timeout_s: float = Field(default=60.0, gt=0, description="a client that takes no byte")
+    encode_threads: int = Field(
+        default=2, ge=1, le=64, description="threads for chat templates and tokenizers"
+    )
+    write_timeout_s: float = Field(
+        default=60.0, gt=0, description="a client that takes no byte so long is given up"
+    )
     strict_fields: bool = Field(
         default=False, description="fields that would be passed over are refused"
     )
     webhook_private: bool = Field(
         default=False, description="webhooks may go to private addresses, and by plain http"
     )
-    keep_alive_s: int = Field(default=75, ge=1, description="idle connections")
+    keep_alive_s: int = Field(
+        default=75, ge=1, description="an idle connection is closed after this"
+    )
 
     @property
     def more_models(self) -> dict[str, str]:
@@ -70,11 +79,5 @@ class GatewaySettings(BaseSettings):
 
 
 def load_gateway_settings() -> GatewaySettings:
-    """The settings of this process's environment.
-
-    Raises:
-        UnknownSettings: a misspelt name.
-        pydantic.ValidationError: a value that makes no sense.
-    """
-    refuse_unknown_names(GatewaySettings, os.environ)
-    return GatewaySettings()
+    """The settings of this process's environment. Raises as `read_settings`."""
+    return read_settings(GatewaySettings)

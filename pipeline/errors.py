@@ -6,6 +6,7 @@ PipelineError
 ├── RequestUnknown        no such request, or its retention is over  → submit it again
 ├── RequestExists         the id was used before                     → choose another id
 ├── UnknownSettings       POINTSMAN_* names that no setting owns     → correct the name
+├── SettingsInvalid       values that make no sense                  → correct the value
 ├── StoreLossy            Redis may evict what it was given          → maxmemory-policy noeviction
 └── EngineRequired        an engine task ran on an ordinary pool     → start workers with `pointsman worker`
 """
@@ -113,6 +114,17 @@ class UnknownSettings(PipelineError):
 
     def __str__(self) -> str:
         return f"no setting is called {', '.join(self.names)}"
+
+
+class SettingsInvalid(PipelineError):
+    """Environment variables of ours with values that make no sense; the values are not shown."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
 
 
 class EngineRequired(PipelineError):

@@ -43,6 +43,11 @@ def test_both_profiles_start_every_part() -> None:
     assert names("gpu") == shared | {"prefill-gpu", "decode-gpu"}
 
 
+@pytest.mark.parametrize(("name", "device"), [("decode", None), ("decode-gpu", "cuda")])
+def test_workers_compute_on_the_device_of_their_profile(name: str, device: str | None) -> None:
+    assert SERVICES[name]["environment"].get("POINTSMAN_WORKER_DEVICE") == device
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_each_command_is_one_of_the_command_line_with_options_that_exist(name: str) -> None:
     command, *arguments = SERVICES[name]["command"]

@@ -18,56 +18,81 @@ _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (a look-up)
 
 
 class KvdSettings(BaseSettings):
-    """What one kvd process serves, and where.
+    """What one kvd process serves, and where. A tier holds as many blocks as fit its bytes.
 
-    `dram_bytes` is taken whole at start. `nvme_bytes` 0 turns the NVMe tier off; else the slab file
-    at `nvme_path` takes that many bytes. A tier holds as many blocks as fit.
-
-    `idle_ttl_s` belongs to the eviction policy "ttl". `tenant_share`: a tenant with more than this
-    share of a tier's slots loses its own blocks first; None keeps no shares. A disk that fails or is
-    slower than `nvme_slow_io_s` a call is tried again after `nvme_retry_s`. Blocks that were used
-    once are no longer written to NVMe when it is nearly full and takes more than
-    `nvme_max_writes_per_hit` writes for each hit, or when more than half of
-    `nvme_write_bytes_per_day` (0: no limit) is spent; when all is, nothing is written.
+    Blocks that were used once are no longer written to NVMe when it is nearly full and takes more than
+    `nvme_max_writes_per_hit` writes for each hit, or when more than half of `nvme_write_bytes_per_day`
+    is spent; when all is, nothing is written.
 
     `nvme_compression` packs blocks on their way to NVMe into half of 16 bits or less: what comes back
     from there is near what was stored, not equal, so neither are outputs that read it. DRAM, and with it
-    the hand-over between workers, stays exact as long as it has room. Nodes that lend to each other
-    must have it alike.
+    the hand-over between workers, stays exact as long as it has room.
 
-    Other nodes' daemons may pull blocks from `peer_host`:`peer_port` (None: they may not) if they know
-    `peer_secret`, without which nobody but this machine may be let in. `peer_advertise` (host:port) is
-    what they are told where `peer_host` is no address for them, 0.0.0.0 for one. A peer that is
-    silent for `peer_stall_s` is given up. `peer_transport` "nixl" needs the extra of that name on all
-    of them: peers write into each other's memory by RDMA, or by whatever else UCX finds.
+    Other nodes' daemons may pull blocks from `peer_host`:`peer_port` if they know `peer_secret`,
+    without which nobody but this machine may be let in. With `peer_transport` "nixl" peers write into
+    each other's memory by RDMA, or by whatever else UCX finds.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 
-    socket: Path
-    dram_bytes: int = Field(ge=4096)
-    nvme_bytes: int = Field(default=0, ge=0)
-    nvme_path: Path | None = None
-    high_watermark: float = Field(default=0.9, gt=0, le=1)
-    low_watermark: float = Field(default=0.8, ge=0, lt=1)
-    io_timeout_s: float = Field(default=2.0, gt=0)
-    flush_timeout_s: float = Field(default=10.0, ge=0)
-    room_wait_s: float = Field(default=0.1, ge=0)
-    dram_eviction: EvictionPolicy = EvictionPolicy.ARC
-    nvme_eviction: EvictionPolicy = EvictionPolicy.LRU
-    idle_ttl_s: float = Field(default=600.0, gt=0)
-    tenant_share: float | None = Field(default=None, gt=0, le=1)
-    nvme_retry_s: float = Field(default=30.0, gt=0)
-    nvme_slow_io_s: float = Field(default=0.5, gt=0)
-    nvme_max_writes_per_hit: float = Field(default=3.0, gt=0)
-    nvme_write_bytes_per_day: int = Field(default=0, ge=0)
-    nvme_compression: Compression = Compression.NONE
-    peer_host: str = "127.0.0.1"
-    peer_port: int | None = Field(default=None, ge=0, le=65_535)
-    peer_advertise: str = ""
-    peer_secret: SecretStr = SecretStr("")
-    peer_stall_s: float = Field(default=2.0, gt=0)
-    peer_transport: Literal["tcp", "nixl"] = "tcp"
+    socket: Path = Field(description="Unix socket to listen on")
+    dram_bytes: int = Field(ge=4096, description="of the memory tier, taken whole at the start")
+    nvme_bytes: int = Field(default=0, ge=0, description="of the disk tier; 0: none")
+    nvme_path: Path | None = Field(default=None, description="the disk tier's file")
+    high_watermark: float = Field(
+        default=0.9, gt=0, le=1, description="share of used slots from which DRAM is emptied"
+    )
+    low_watermark: float = Field(default=0.8, ge=0, lt=1, description="down to this share")
+    io_timeout_s: float = Field(
+        default=2.0, gt=0, description="a disk call this long makes the tier unhealthy"
+    )
+    flush_timeout_s: float = Field(
+        default=10.0, ge=0, description="at the end, for writing DRAM to NVMe"
+    )
+    room_wait_s: float = Field(
+        default=0.1, ge=0, description="for a slot, where DRAM is full of blocks not yet on NVMe"
+    )
+    dram_eviction: EvictionPolicy = Field(
+        default=EvictionPolicy.ARC, description="what leaves DRAM first"
+    )
+    nvme_eviction: EvictionPolicy = Field(
+        default=EvictionPolicy.LRU, description="what leaves NVMe first"
+    )
+    idle_ttl_s: float = Field(default=600.0, gt=0, description="of the policy ttl")
+    tenant_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="a tenant with more of a tier loses its own blocks first; empty: no shares",
+    )
+    nvme_retry_s: float = Field(
+        default=30.0, gt=0, description="until a disk that failed or was slow is tried again"
+    )
+    nvme_slow_io_s: float = Field(default=0.5, gt=0, description="of one call; slower is a fault")
+    nvme_max_writes_per_hit: float = Field(
+        default=3.0, gt=0, description="beyond, what was used once is not written"
+    )
+    nvme_write_bytes_per_day: int = Field(
+        default=0, ge=0, description="to spare the disk; 0: no limit"
+    )
+    nvme_compression: Compression = Field(
+        default=Compression.NONE, description="on the disk; peers must have it alike"
+    )
+    peer_host: str = Field(default="127.0.0.1", description="where other nodes may pull blocks")
+    peer_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="its port; empty: they may not, 0: any"
+    )
+    peer_advertise: str = Field(
+        default="",
+        description="`host:port` that they are told, where `peer_host` is no address for them",
+    )
+    peer_secret: SecretStr = Field(
+        default=SecretStr(""), description="the same on all nodes; needed beyond loopback"
+    )
+    peer_stall_s: float = Field(default=2.0, gt=0, description="a peer silent so long is given up")
+    peer_transport: Literal["tcp", "nixl"] = Field(
+        default="tcp", description="nixl: the extra of that name, on all nodes"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -1,4 +1,4 @@
-"""`python -m workers`: one worker process."""
+"""`python -m workers`: one worker process. Arguments are for people who look at a list of processes."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -11,7 +12,8 @@ import uuid
 import structlog
 from celery import signals
 
-from pipeline.errors import StoreLossy, StoreUnavailable
+from pipeline.errors import SettingsInvalid, StoreLossy, StoreUnavailable, UnknownSettings
+from pipeline.intake.errors import ModelFilesUnusable
 from pipeline.ledger.drain_orders import DrainOrder
 from pipeline.ledger.keys import model_slug, unplaced_queue
 from pipeline.ledger.store import connect
@@ -22,7 +24,7 @@ from pipeline.scheduling.router import choose_decode, choose_entry
 from pipeline.settings import (
     PipelineSettings,
     load_pipeline_settings,
-    refuse_unknown_names,
+    read_settings,
     split_names,
 )
 from pipeline.tasks.app import make_app, transport_options
@@ -288,25 +290,19 @@ def _end_with_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def main() -> int:
-    """Entry of `python -m workers`."""
-    refuse_unknown_names(WorkerSettings, os.environ)
-    shared = load_pipeline_settings()
-    configure_logs(shared.log_level, shared.log_format)
-    threading.excepthook = _end_with_thread
-    settings = WorkerSettings()
+    """Entry of `python -m workers`; 2 for settings or a model that make no sense."""
     try:
+        settings, shared = read_settings(WorkerSettings), load_pipeline_settings()
+        configure_logs(shared.log_level, shared.log_format)
+        threading.excepthook = _end_with_thread
         refuse_lossy_store(shared.redis_url)
-    except StoreLossy as error:
-        log.critical("store_refused", error=str(error))
-        return 2
-    # Both are read by OpenMP when torch is loaded, which happens with the model. Threads that wait
-    # by spinning take the cores from whoever has work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if settings.threads is not None:
-        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
-    try:
+        # Both are read by OpenMP when torch is loaded, which happens with the model. Threads that wait
+        # by spinning take the cores from whoever has work.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        if settings.threads is not None:
+            os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
         worker = Worker(shared, settings)
-    except ModelError as error:
-        log.critical("model_refused", error=str(error))
+    except (UnknownSettings, SettingsInvalid, StoreLossy, ModelError, ModelFilesUnusable) as error:
+        sys.stderr.write(f"worker: {error}\n")
         return 2
     return worker.run()

@@ -160,15 +160,17 @@ class RequestDesk:
         """See `SinkListener`."""
         log.warning("attempt_superseded", request_id=request_id, attempt=attempt)
         self.engine.cancel(request_id, attempt, silent=True)
-        if self._attempts.get(request_id) == attempt:
-            self._done(request_id, _result("superseded", ""))
+        self._done(request_id, _result("superseded", ""), attempt)
 
     def on_cancelled(self, request_id: str) -> None:
         """See `SinkListener`."""
         self.engine.cancel(request_id)
 
-    def _done(self, request_id: str, result: TaskResult) -> None:
+    def _done(self, request_id: str, result: TaskResult, attempt: int | None = None) -> None:
+        """Let go of a request; with `attempt` only if that is still the one that is open here."""
         with self._lock:
+            if attempt is not None and self._attempts.get(request_id) != attempt:
+                return
             ticket = self._tickets.pop(request_id, None)
             self._attempts.pop(request_id, None)
         if ticket is not None:

@@ -56,29 +56,43 @@ class EngineSettings:
 
 
 class WorkerSettings(BaseSettings):
-    """A worker's environment, `POINTSMAN_WORKER_*`. Read in the composition root only.
-
-    num_blocks wins over hbm_bytes where it is set. threads: None leaves it to the root (cores over
-    workers). step_delay_ms: an added delay per step, honoured by the test engines only.
-    """
+    """A worker's environment, `POINTSMAN_WORKER_*`. Read in the composition root only."""
 
     model_config = SettingsConfigDict(env_prefix="POINTSMAN_WORKER_", frozen=True, extra="forbid")
 
     name: str = Field(default="", description="unique on the node; empty: from role and process")
-    role: Role = Role.BOTH
-    hbm_bytes: int = Field(default=DEFAULT_HBM_BYTES, ge=2**16)
-    num_blocks: int | None = Field(default=None, ge=2)
-    block_tokens: int = Field(default=16, ge=1, le=1024)
-    max_batch_sequences: int = Field(default=64, ge=1)
-    max_batch_tokens: int = Field(default=512, ge=2)
-    max_waiting: int = Field(default=4, ge=1)
+    role: Role = Field(default=Role.BOTH, description="computes prompts, answers, or both")
+    hbm_bytes: int = Field(
+        default=DEFAULT_HBM_BYTES,
+        ge=2**16,
+        description="of the KV pool: device memory, on a CPU host memory",
+    )
+    num_blocks: int | None = Field(default=None, ge=2, description="instead of `hbm_bytes`")
+    block_tokens: int = Field(
+        default=16, ge=1, le=1024, description="of one KV block; workers of a model agree on it"
+    )
+    max_batch_sequences: int = Field(
+        default=64, ge=1, description="places: sequences that hold blocks at once"
+    )
+    max_batch_tokens: int = Field(
+        default=512, ge=2, description="of one step, chunks of prompts and decode rows together"
+    )
+    max_waiting: int = Field(
+        default=4,
+        ge=1,
+        description="sequences inside that wait for blocks; beyond, no message is taken",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto", description="int8: bfloat16 with products in int8; workers agree on it"
     )
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int | None = Field(default=None, ge=1)
-    step_delay_ms: float = Field(default=0.0, ge=0.0)
-    drain_s: float = Field(default=25.0, ge=0.0)
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="cuda: the extra `gpu`")
+    threads: int | None = Field(
+        default=None, ge=1, description="that compute on a CPU; `serve` sets cores over workers"
+    )
+    step_delay_ms: float = Field(default=0.0, ge=0.0, description="of the test engines")
+    drain_s: float = Field(
+        default=25.0, ge=0.0, description="time for running sequences at a stop; then they move"
+    )
     canary_idle_s: float = Field(
         default=30.0, ge=0.0, description="idle so long, it tests itself with two tokens; 0: never"
     )
@@ -87,7 +101,7 @@ class WorkerSettings(BaseSettings):
         gt=0.0,
         description="a step this long makes it unready; three times as long ends it",
     )
-    prefix_cache: bool = True
+    prefix_cache: bool = Field(default=True, description="full blocks stay in HBM for reuse")
     speculation_tokens: int = Field(
         default=0, ge=0, le=32, description="guessed ahead from the sequence's own text; 0: none"
     )
@@ -95,7 +109,8 @@ class WorkerSettings(BaseSettings):
         default=2.0, ge=0, description="of a step by the prompts beside it; 0: no limit"
     )
     loads: LoadPolicy = Field(
-        default=LoadPolicy.COST, description="cached blocks below HBM: by cost, always, never"
+        default=LoadPolicy.COST,
+        description="cached blocks below HBM are loaded: where that is sooner, always, never",
     )
     long_share: float = Field(
         default=0.5,
@@ -103,7 +118,7 @@ class WorkerSettings(BaseSettings):
         le=1,
         description="of the node's DRAM tier, for one context larger than the HBM pool; 0: refused",
     )
-    kvd: bool = True
+    kvd: bool = Field(default=True, description="use the cache daemon at POINTSMAN_KVD_SOCKET")
     kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")
 
     def engine_settings(self, layout: BlockLayout) -> EngineSettings:

@@ -72,4 +72,6 @@ class GatewayGone(BatchError):
         self.url, self.patience_s, self.cause = url, patience_s, cause
 
     def __str__(self) -> str:
+        if not self.patience_s:
+            return f"no gateway answers at {self.url} ({self.cause}); --url names another"
         return f"{self.url} was away for {self.patience_s:.0f} s ({self.cause})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from pipeline.cli import leash
 from pipeline.cli.backoff import Backoff
 
 TAIL_BYTES = 4000
+# A log that grew past this is moved aside, one of them is kept.
+LOG_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Child:
 
         Must be called from the main thread: the parent-death signal follows the thread that forked.
         """
+        self.trim_log()
         with self.log_path.open("ab") as log:
             self.log_path.chmod(0o600)
             self._log_start_bytes = log.seek(0, os.SEEK_END)
@@ -96,10 +100,27 @@ class Child:
         return self.is_running and self.was_ready
 
     def log_of_this_life(self) -> bytes:
-        """What the process wrote since it was started."""
+        """What the process wrote since it was started, as far as it was not moved aside."""
         with self.log_path.open("rb") as log:
-            log.seek(self._log_start_bytes)
+            if log.seek(0, os.SEEK_END) >= self._log_start_bytes:
+                log.seek(self._log_start_bytes)
+            else:
+                log.seek(0)  # somebody emptied it
             return log.read()
+
+    def trim_log(self, limit_bytes: int = LOG_BYTES) -> None:
+        """Move a long log aside. The process goes on writing to the same file, which is emptied.
+
+        What it writes in that moment is lost. One that was told to leave keeps its last words.
+        """
+        try:
+            is_long = self.log_path.stat().st_size > limit_bytes
+        except FileNotFoundError:
+            return
+        if is_long and not (self.is_running and self.part.stays_down(self)):
+            shutil.copy(self.log_path, self.log_path.with_suffix(".log.1"))
+            os.truncate(self.log_path, 0)
+            self._log_start_bytes = 0
 
     def tail(self, num_lines: int = 20) -> str:
         """The last lines of this life's log."""

@@ -15,21 +15,20 @@ from pathlib import Path
 import psutil
 
 from pipeline.cli.errors import DataDirectoryBusy
+from pipeline.settings import default_data_dir
 
 # sun_path holds 108 bytes with its final zero.
 SOCKET_PATH_LIMIT_BYTES = 100
-LOG_KEEP_BYTES = 16 * 2**20
 
 
 def default_path() -> Path:
-    """`$XDG_DATA_HOME/pointsman`, else `~/.local/share/pointsman`."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
-    return root / "pointsman"
+    """`$POINTSMAN_DATA_DIR`, else what the processes take by default."""
+    given = os.environ.get("POINTSMAN_DATA_DIR")
+    return Path(given) if given else default_data_dir()
 
 
 class DataDirectory:
-    """Names of the files below one data directory; the directory itself is mode 0700."""
+    """Names of the files below one data directory. What we make there is its owner's alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
@@ -42,11 +41,10 @@ class DataDirectory:
         self._lock = self.path / "serve.lock"
 
     def create(self) -> None:
-        """Make the directories that are missing, readable by their owner only."""
+        """Make the directories that are missing, for their owner only; those that exist stay as they are."""
         below = (self.redis, self.models, self.logs, self.nvme_slab.parent, self.flower_db.parent)
         for directory in (self.path, *below):
-            directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(0o700)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextmanager
     def locked(
@@ -113,12 +111,8 @@ class DataDirectory:
                 os.close(fd)  # the former owner removed the file between our open and our lock
 
     def log_path(self, part: str) -> Path:
-        """The part's log file; one that grew past 16 MiB is moved aside first (one is kept)."""
-        path = self.logs / f"{part}.log"
-        with suppress(FileNotFoundError):
-            if path.stat().st_size > LOG_KEEP_BYTES:
-                path.replace(path.with_suffix(".log.1"))
-        return path
+        """The part's log file."""
+        return self.logs / f"{part}.log"
 
 
 def _remove(run: Path) -> None:

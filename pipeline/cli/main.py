@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from rich.text import Text
 from pipeline.cli.batch_options import batch_app
 from pipeline.cli.data_directory import DataDirectory, default_path
 from pipeline.cli.doctor import State, as_table, examine
-from pipeline.cli.errors import CommandRefused
+from pipeline.cli.errors import CommandRefused, PathUnusable
 from pipeline.cli.interpreter import module_command
 from pipeline.cli.kv_options import kv_app
 from pipeline.cli.model_store import convert_once
@@ -62,7 +63,7 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         help="Hugging Face directory or GGUF file (script engine: script file); once or more.",
-        show_default="SmolLM2-135M-Instruct",
+        show_default="POINTSMAN_MODEL, else SmolLM2-135M-Instruct",
     ),
 ]
 ModelMemory = Annotated[
@@ -81,12 +82,18 @@ Node = Annotated[str | None, typer.Option("--node", help="This machine's name in
 @app.command("serve")
 def serve_command(  # noqa: PLR0913 (one parameter per option)
     *,
-    host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the API.", min=1, max=65535)] = DEFAULT_PORT,
+    host: Annotated[
+        str, typer.Option(help="Address of the API.", envvar="POINTSMAN_GATEWAY_HOST")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(help="Port of the API.", min=1, max=65535, envvar="POINTSMAN_GATEWAY_PORT"),
+    ] = DEFAULT_PORT,
     data_dir: DataDir = None,
     model: Models = None,
     engine: Annotated[
-        EngineName, typer.Option(help="digest and script are test engines.")
+        EngineName,
+        typer.Option(help="digest and script are test engines.", envvar="POINTSMAN_ENGINE"),
     ] = EngineName.TORCH,
     workers: Annotated[
         str, typer.Option(help="How many of which role, for each model: prefill, decode, both.")
@@ -94,22 +101,29 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
     model_memory: ModelMemory = None,
     keep_warm: KeepWarm = None,
     redis_url: Annotated[
-        str | None, typer.Option(help="A running Redis.", show_default="one of our own")
+        str | None,
+        typer.Option(
+            help="A running Redis.", show_default="one of our own", envvar="POINTSMAN_REDIS_URL"
+        ),
     ] = None,
     flower: Annotated[bool, typer.Option(help="The task view.")] = True,
     flower_port: Annotated[
         int, typer.Option(help="Port of Flower, on loopback.", min=1, max=65535)
     ] = DEFAULT_FLOWER_PORT,
     keys_file: Annotated[
-        Path | None, typer.Option(help="API keys; without one, every caller is let in.")
+        Path | None,
+        typer.Option(
+            help="API keys; without one, every caller is let in.",
+            envvar="POINTSMAN_GATEWAY_KEYS_FILE",
+        ),
     ] = None,
     kv_dram: Annotated[
         str | None,
-        typer.Option(help="KV blocks in memory.", show_default="1GiB or 1/8 of what is free"),
+        typer.Option(help="KV blocks in memory.", show_default="1GiB, at most 1/8 of what is free"),
     ] = None,
     kv_nvme: Annotated[
         str | None,
-        typer.Option(help="KV blocks on disk.", show_default="4GiB or 1/10 of what is free"),
+        typer.Option(help="KV blocks on disk.", show_default="4GiB, at most 1/10 of what is free"),
     ] = None,
     drain_s: Annotated[
         float, typer.Option(help="How long running requests get at the end.", min=0)
@@ -121,7 +135,7 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
         options = ServeOptions(
             host=host,
             port=port,
-            models=tuple(model or ()),
+            models=tuple(model or _model_of_environment()),
             engine=engine,
             workers=parse_workers(workers),
             redis_url=redis_url,
@@ -136,6 +150,8 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
         serve(options, directory, Screen(Console()))
     except CommandRefused as error:
         raise _refusal(error) from error
+    except OSError as error:
+        raise _refusal(PathUnusable(error, "--data-dir")) from error
 
 
 @app.command("gateway")
@@ -238,7 +254,10 @@ def flower_command(
     db: Annotated[Path | None, typer.Option(help="Keeps the task view over restarts.")] = None,
 ) -> None:
     """Start Flower on the pipeline's tasks, read-only and behind a password."""
-    become_flower(redis_url, address, port, db, auth_file or default_path() / "flower.auth")
+    try:
+        become_flower(redis_url, address, port, db, auth_file or default_path() / "flower.auth")
+    except OSError as error:
+        raise _refusal(PathUnusable(error, "--auth-file or --db")) from error
 
 
 @app.command("convert")
@@ -272,6 +291,12 @@ def doctor_command(
 def main() -> None:
     """Entry point of the `pointsman` script."""
     app()
+
+
+def _model_of_environment() -> tuple[str, ...]:
+    """By hand: an option that may be given several times would cut a path at its spaces."""
+    given = os.environ.get("POINTSMAN_MODEL")
+    return (given,) if given else ()
 
 
 def _dram_bytes(text: str | None) -> int:

@@ -114,7 +114,8 @@ def convert(plan: ModelPlan, on_progress: Callable[[str, float], None]) -> None:
                 match = _PROGRESS.fullmatch(line.strip())
                 if match is not None:
                     on_progress(match[2], float(match[1]))
-                last_lines = [*last_lines[-14:], line.rstrip()]
+                else:
+                    last_lines = [*last_lines[-14:], line.rstrip()]
         except BaseException:
             process.kill()
             raise

@@ -25,7 +25,7 @@ from pipeline.cli.link_test import (
 )
 from pipeline.cli.redis_acl import AclUser, acl_file, setuser_line
 from pipeline.cli.status import as_screen, read_status
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, StoreUnavailable
 from pipeline.ledger.drain_orders import DrainOrder
 
 _T = TypeVar("_T")
@@ -193,13 +193,18 @@ def _url(redis_url: str | None, data_dir: Path | None) -> str:
     directory = DataDirectory(data_dir or default_path())
     url = redis_url or os.environ.get("POINTSMAN_REDIS_URL") or url_of_running(directory.redis)
     if url is None:
-        raise _refusal(f"no Redis in {directory.redis}; give --redis-url or --data-dir")
+        raise _refusal(
+            f"nothing was started from {directory.path} yet; --data-dir or --redis-url names another"
+        )
     return url
 
 
 def _asked(question: Callable[[], _T]) -> _T:
     try:
         return question()
+    except StoreUnavailable as error:
+        hint = "does `pointsman serve` run? --data-dir or --redis-url names another"
+        raise _refusal(f"{error} {hint}") from error
     except (CommandRefused, PipelineError) as error:
         raise _refusal(str(error)) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +15,13 @@ import redis
 from pipeline.cli.data_directory import DataDirectory, kept_secret
 from pipeline.cli.deployment import CLIENT_ONLY_NAMES, Deployment, refresh_flower
 from pipeline.cli.embedded_redis import EmbeddedRedis
-from pipeline.cli.errors import CommandRefused, PortTaken, RedisUnreachable, StopRequested
+from pipeline.cli.errors import (
+    CommandRefused,
+    ModelUnusable,
+    PortTaken,
+    RedisUnreachable,
+    StopRequested,
+)
 from pipeline.cli.flower import FLOWER_USER
 from pipeline.cli.model_keeper import ModelKeeper
 from pipeline.cli.model_store import ModelPlan, convert, plan_models
@@ -27,8 +32,8 @@ from pipeline.cli.serve_options import ServeOptions
 from pipeline.cli.signal_inbox import SignalInbox
 from pipeline.cli.supervisor import Supervisor
 from pipeline.cli.welcome import welcome_text
-from pipeline.errors import UnknownSettings
-from pipeline.settings import ROOM_PREFIXES, PipelineSettings, refuse_unknown_names
+from pipeline.errors import SettingsInvalid, UnknownSettings
+from pipeline.settings import ROOM_PREFIXES, PipelineSettings, read_settings
 
 START_LIMIT_S = 60.0
 # Loading and warming a large model takes its time; a death is noticed at once all the same.
@@ -83,6 +88,8 @@ def _start(
         plans=tuple(plans),
         flower_auth=kept_secret(data_dir.flower_auth, FLOWER_USER),
     )
+    if names := deployment.passed_over():
+        screen.say(f"passed over: {', '.join(names)}; serve decides these, see its options")
     if server is not None:
         server.prepare()
         supervisor.start([deployment.redis(server)], START_LIMIT_S)
@@ -136,7 +143,11 @@ def _convert(plan: ModelPlan, screen: Screen, supervisor: Supervisor) -> None:
         supervisor.pause(0.0)
 
     screen.begin("model", f"{plan.name}, converted once")
-    convert(plan, show)
+    try:
+        convert(plan, show)
+    except ModelUnusable:
+        supervisor.pause(0.0)  # a terminal's Ctrl-C ends the converter as well
+        raise
     screen.end("model", "ready")
 
 
@@ -161,10 +172,8 @@ def check_redis(url: str) -> None:
 
 def _refuse_nonsense(options: ServeOptions) -> None:
     try:
-        refuse_unknown_names(
-            PipelineSettings, os.environ, other_prefixes=(*ROOM_PREFIXES, *CLIENT_ONLY_NAMES)
-        )
-    except UnknownSettings as error:
+        read_settings(PipelineSettings, other_prefixes=(*ROOM_PREFIXES, *CLIENT_ONLY_NAMES))
+    except (UnknownSettings, SettingsInvalid) as error:
         raise CommandRefused(str(error)) from error
     if options.redis_url is None:
         find_redis_binary()

@@ -27,6 +27,8 @@ class SignalInbox:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._former_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # `nohup`: meant to outlive its terminal
             self._former[number] = signal.signal(number, self._count)
         self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         return self

@@ -111,6 +111,7 @@ class Supervisor:
             on_look(now_s)
             for child in self._children:
                 self._look_after(child, now_s)
+                child.trim_log()
             self._inbox.wait(POLL_S * 5)
 
     def _named(self, names: Collection[str]) -> list[Child]:

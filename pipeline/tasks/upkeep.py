@@ -64,6 +64,8 @@ class Upkeep:
 
     def _run(self) -> None:
         is_away = False
+        # What happened before we were there is not known: Redis may have been away, and the workers with it.
+        self._trust_leases_from_s = time.monotonic() + self.lease_s
         while not self._stop.wait(TICK_S):
             try:
                 leads = self.overview.lead(self.name, LEADER_MS)
@@ -86,7 +88,7 @@ class Upkeep:
     def _note_contact(self, now_s: float) -> None:
         """Distrust leases after a gap: if we were frozen or cut off, the workers may have been too.
 
-        Every lease looks expired then; they get the time to renew.
+        Every lease looks expired then; they get the time to renew, as at our start.
         """
         if self.lease_s / 2 < now_s - self._last_contact_s < float("inf"):
             self._trust_leases_from_s = now_s + self.lease_s

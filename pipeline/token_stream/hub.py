@@ -135,9 +135,7 @@ class TokenHub:
                     log.warning("token_subscription_lost", error=type(error).__name__)
                 self._is_subscribed = False
                 self.num_reconnects += 1
-                for boxes in self._mailboxes.values():
-                    for box in boxes:
-                        box.fall_behind()
+                self._fall_behind()
                 await asyncio.sleep(RECONNECT_S)
 
     async def _listen(self) -> None:
@@ -148,10 +146,7 @@ class TokenHub:
             if not self._is_subscribed:
                 log.info("token_subscription_back", channel=self._channel)
             self._is_subscribed = True
-            # Published while we were away: only the log has it.
-            for boxes in self._mailboxes.values():
-                for box in boxes:
-                    box.fall_behind()
+            self._fall_behind()  # published while we were away: only the log has it
             while not self._is_closing:
                 message = await pubsub.get_message(timeout=PING_S)
                 if message is None:
@@ -164,10 +159,20 @@ class TokenHub:
                 await pubsub.aclose()
 
     def _dispatch(self, data: bytes) -> None:
-        for raw_id, offset_bytes, part, ending, num_cached in msgpack.unpackb(data, raw=True):
-            boxes = self._mailboxes.get(raw_id.decode())
-            for box in boxes or ():
-                box.put(LogPart(offset_bytes, part, ending.decode(), num_cached))
+        try:
+            for raw_id, offset_bytes, part, ending, num_cached in msgpack.unpackb(data, raw=True):
+                boxes = self._mailboxes.get(raw_id.decode())
+                for box in boxes or ():
+                    box.put(LogPart(offset_bytes, part, ending.decode(), num_cached))
+        except (ValueError, TypeError, AttributeError) as error:
+            # Of another build, perhaps; whom it was for is not known, and the log can be read.
+            log.warning("token_message_unreadable", num_bytes=len(data), error=type(error).__name__)
+            self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        for boxes in self._mailboxes.values():
+            for box in boxes:
+                box.fall_behind()
 
     async def follow(
         self, request_id: str, *, first_index: int, num_logprobs: int | None

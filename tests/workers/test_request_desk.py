@@ -184,6 +184,33 @@ async def test_a_worker_taken_for_dead_gets_its_request_back_at_the_newer_attemp
     assert (office.client.hget("request:r1", "attempt") or b"").decode() == "2"
 
 
+class Overtaken:
+    """The desk's lock, before which a claim of another thread comes."""
+
+    def __init__(self, desk: RequestDesk, attempt: int) -> None:
+        self._lock, self._desk, self._attempt = desk._lock, desk, attempt
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._desk._attempts["r1"] = self._attempt
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+async def test_word_of_an_old_attempt_does_not_let_go_of_the_one_that_came_meanwhile(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway)
+    slip = office.open()
+    wait_until(lambda: office.num_logged() >= 1)
+    office.desk._lock = Overtaken(office.desk, 2)  # type: ignore[assignment]
+    office.desk.on_superseded("r1", 1)
+
+    assert not slip.done.is_set()
+    assert office.desk.num_open == 1
+
+
 async def test_a_request_that_was_taken_away_stops_here(
     office: Office, gateway: ClientLedger
 ) -> None:

@@ -152,7 +152,7 @@ async def serve(settings: KvdSettings) -> None:
 
 
 def main() -> int:
-    """Exit status: 0 after a signal, 1 when another kvd runs here, 2 on wrong settings."""
+    """Exit status: 0 after a signal, 1 when socket or memory cannot be had, 2 on wrong settings."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -179,6 +179,9 @@ def main() -> int:
     except TransportMissing as error:
         log.error("settings_refused", error=str(error))
         return 2
+    except OSError as error:
+        log.error("kvd_cannot_start", socket=str(settings.socket), error=str(error))
+        return 1
     return 0
 
 

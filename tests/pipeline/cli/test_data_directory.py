@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.data_directory import DataDirectory, kept_secret
+from pipeline.cli.data_directory import DataDirectory, default_path, kept_secret
 from pipeline.cli.errors import DataDirectoryBusy
+from pipeline.settings import PipelineSettings
 
 
 def test_a_second_owner_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
@@ -75,6 +76,23 @@ def test_files_can_be_read_by_their_owner_only_whatever_the_umask(tmp_path: Path
     assert stat.S_IMODE(directory.flower_auth.stat().st_mode) == 0o600
     assert secret.startswith("operator:")
     assert kept_secret(directory.flower_auth, "operator") == secret
+
+
+def test_rights_of_directories_that_were_there_are_not_touched(tmp_path: Path) -> None:
+    shared = tmp_path / "home"
+    for directory in (shared, shared / "models"):
+        directory.mkdir()
+        directory.chmod(0o755)
+    DataDirectory(shared).create()
+    modes = [stat.S_IMODE((shared / name).stat().st_mode) for name in (".", "models", "logs")]
+    assert modes == [0o755, 0o755, 0o700]
+
+
+def test_the_environment_says_where_the_data_directory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/state")
+    assert default_path() == Path("/state/pointsman") == PipelineSettings().data_dir
+    monkeypatch.setenv("POINTSMAN_DATA_DIR", "/here")
+    assert default_path() == Path("/here") == PipelineSettings().data_dir
 
 
 def test_a_deep_data_directory_gets_sockets_elsewhere(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli.data_directory import DataDirectory
-from pipeline.cli.deployment import Deployment
+from pipeline.cli.deployment import Deployment, get_status
 from pipeline.cli.model_store import ModelPlan
 from pipeline.cli.serve_options import EngineName, ServeOptions
+from tests.flow.tls import Certificates, TlsFront
 
 PLANS = (ModelPlan("first", Path("/models/first")), ModelPlan("org.b", Path("/models/org.b")))
 
@@ -70,3 +73,29 @@ def test_the_gateway_knows_all_models_by_itself(monkeypatch: pytest.MonkeyPatch)
     env = deployment(*PLANS).gateway().env
     assert env["POINTSMAN_MODEL"] == "/models/first"
     assert env["POINTSMAN_GATEWAY_MODELS"] == "c=/models/c,org.b=/models/org.b"
+
+
+def test_settings_that_serve_decides_itself_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_KVD_DRAM_BYTES", "5")
+    monkeypatch.setenv("POINTSMAN_MODEL", "models/first")  # an option, given to all as it was meant
+    monkeypatch.setenv("POINTSMAN_GATEWAY_MODELS", "c=/models/c")
+    monkeypatch.setenv("POINTSMAN_WORKER_HBM_BYTES", "1000000")
+    monkeypatch.setenv("POINTSMAN_API_KEY", "secret")
+    assert deployment(*PLANS).passed_over() == ["POINTSMAN_KVD_DRAM_BYTES"]
+
+
+def test_a_gateway_with_a_certificate_is_asked_by_https(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificates = Certificates.make(tmp_path / "tls")
+    monkeypatch.setenv("POINTSMAN_GATEWAY_TLS_CERT_FILE", str(certificates.chain))
+    assert deployment(PLANS[0]).base_url == "https://127.0.0.1:8000"
+
+    page = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    try:
+        with TlsFront(certificates, page.server_port) as front:
+            assert get_status(f"https://127.0.0.1:{front.port}/none", limit_s=5.0) == 404
+    finally:
+        page.shutdown()
+        page.server_close()

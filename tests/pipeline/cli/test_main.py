@@ -109,6 +109,50 @@ def test_serve_refuses_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert "model org/name: no such" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve", "--port", "61234", "--no-flower", "--data-dir", "FILE/below"),
+        ("flower", "--auth-file", "FILE/below"),
+    ],
+)
+def test_a_place_that_cannot_be_had_is_named_in_one_sentence(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file")
+    answer = pointsman(*(word.replace("FILE", place) for word in command))
+    assert answer.returncode == 1
+    assert f"pointsman: {place}" in answer.stderr
+    assert command[-2] in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["status"], "nothing was started from"),
+        (["kv", "stats"], "does a cache daemon run there?"),
+        (["batch", "status", "--url", "http://127.0.0.1:1"], "no gateway answers at"),
+    ],
+)
+def test_commands_say_so_when_nothing_runs(
+    tmp_path: Path, command: list[str], message: str
+) -> None:
+    answer = pointsman(*command, POINTSMAN_DATA_DIR=str(tmp_path))
+    assert answer.returncode == 1
+    assert message in answer.stdout + answer.stderr
+
+
+def test_serve_takes_its_options_from_the_environment_too(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        names = {"POINTSMAN_GATEWAY_PORT": port, "POINTSMAN_DATA_DIR": str(tmp_path / "data")}
+        answer = pointsman("serve", **names)
+    assert f"127.0.0.1:{port} is taken" in answer.stderr
+    assert (tmp_path / "data" / "logs").is_dir()
+
+
 def test_doctor_shows_a_table_and_is_content_with_this_machine(tmp_path: Path) -> None:
     answer = pointsman("doctor", "--data-dir", tmp_path, "--port", "61234")
     assert answer.returncode == 0, answer.stdout

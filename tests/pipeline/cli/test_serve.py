@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,8 +17,16 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from rich.console import Console
 
+from pipeline.cli.data_directory import DataDirectory
 from pipeline.cli.embedded_redis import free_port
+from pipeline.cli.errors import StopRequested
+from pipeline.cli.model_store import ModelPlan
+from pipeline.cli.screen import Screen
+from pipeline.cli.serve import _convert
+from pipeline.cli.signal_inbox import SignalInbox
+from pipeline.cli.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 90.0
@@ -145,6 +155,19 @@ def test_it_serves_restarts_what_dies_and_leaves_nothing(served: Served, data_di
     logs = "".join(path.read_text() for path in (data_dir / "logs").iterdir())
     for secret in (*secrets, PROMPT):
         assert secret not in served.output + command_lines + logs
+
+
+def test_ctrl_c_during_a_conversion_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    plan = ModelPlan("m", tmp_path / "m", str(tmp_path / "not there.gguf"))
+    screen = Screen(Console(file=io.StringIO()))
+    with SignalInbox() as inbox:
+        supervisor = Supervisor(DataDirectory(tmp_path), screen, inbox, None)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(StopRequested):
+                _convert(plan, screen, supervisor)
+        finally:
+            supervisor.stop()
 
 
 def test_a_drained_worker_comes_back_only_if_that_was_asked(data_dir: Path) -> None:

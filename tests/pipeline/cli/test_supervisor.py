@@ -17,7 +17,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from pipeline.cli.child import Part, log_says
+from pipeline.cli.child import Child, Part, log_says
 from pipeline.cli.data_directory import DataDirectory
 from pipeline.cli.errors import PartDied, PartNotReady
 from pipeline.cli.screen import Screen
@@ -241,7 +241,7 @@ SUPERVISOR_PROGRAM = """
 import os, sys
 from pathlib import Path
 from rich.console import Console
-from pipeline.cli.child import Part, log_says
+from pipeline.cli.child import Child, Part, log_says
 from pipeline.cli.data_directory import DataDirectory
 from pipeline.cli.screen import Screen
 from pipeline.cli.signal_inbox import SignalInbox
@@ -285,3 +285,19 @@ def test_no_child_outlives_a_supervisor_that_was_killed(tmp_path: Path) -> None:
     wait_until(lambda: all(is_gone(pid) for pid in pids), limit_s=20.0)
     with DataDirectory(tmp_path).locked(patience_s=10.0):
         pass
+
+
+def test_a_long_log_is_moved_aside_while_its_process_writes_on(tmp_path: Path) -> None:
+    talk = "for i in $(seq 500); do echo old $i; done"
+    script = f"trap 'echo new; exit 0' TERM; {talk}; while :; do sleep 0.05; done"
+    talker = Child(replace(part("talker", script), env=dict(os.environ)), tmp_path / "talker.log")
+    talker.spawn()
+    wait_until(lambda: "old 500" in talker.log_path.read_text())
+    talker.trim_log(limit_bytes=1000)
+    assert talker.log_path.read_bytes() == b""
+    assert "old 500" in (tmp_path / "talker.log.1").read_text()
+    talker.signal_group(signal.SIGTERM)
+    wait_until(lambda: not talker.is_running)
+    assert talker.reap() == 0
+    assert talker.log_of_this_life().endswith(b"new\n")
+    assert b"old" not in talker.log_of_this_life()

@@ -21,6 +21,7 @@ from pipeline.scheduling.fleet import Role, WorkerState, queues_of
 from pipeline.tasks.app import make_app
 from pipeline.tasks.publisher import Publisher
 from pipeline.tasks.upkeep import LOST_MESSAGE_MS, Upkeep
+from tests.flow.rig import wait_until
 
 
 @dataclass
@@ -104,6 +105,24 @@ async def test_leases_are_not_trusted_after_a_gap_of_ones_own(shop: Shop) -> Non
     assert shop.field("r1", "state") == "running"
     shop.upkeep.tick(114.2)
     assert shop.field("r1", "state") == "queued"
+
+
+async def test_leases_are_not_trusted_by_one_that_has_just_begun(shop: Shop) -> None:
+    shop.beat("d1", Role.DECODE)
+    shop.beat("d2", Role.DECODE, "b")
+    await shop.submit("r1", "decode.m.a")
+    shop.ledger.claim("r1", "d1", ("decode.m.a",))
+    shop.lose("d1")
+    await shop.submit("r2", "decode.m.gone")
+    shop.upkeep.lease_s = 3600.0
+
+    shop.upkeep.start()
+    try:
+        wait_until(lambda: shop.field("r2", "queue") != "decode.m.gone")
+    finally:
+        shop.upkeep.close()
+
+    assert shop.field("r1", "state") == "running"
 
 
 async def test_what_waits_for_a_dead_node_moves_to_a_living_one(shop: Shop) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgpack
 import pytest
 
 from pipeline.errors import RequestUnknown
@@ -102,6 +103,23 @@ async def test_a_follower_can_begin_anywhere_also_after_the_end(line: Line) -> N
     assert line.got == line.expected(4)
     assert line.ended is not None
     assert line.ended.usage.completion_tokens == 9
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", msgpack.packb(5), msgpack.packb([[b"r1", 0]])])
+async def test_a_message_that_cannot_be_read_makes_nobody_deaf(line: Line, data: bytes) -> None:
+    await line.submit()
+    following = asyncio.create_task(line.follow())
+    line.write(1)
+    await line.until_got(1)
+    line.client.publish(line.hub.channel, data)
+    line.write(1)
+    await line.until_got(2)
+    line.write(1, ending="stop")
+    await asyncio.wait_for(following, 10)
+
+    assert line.got == line.expected()
+    assert line.client.pubsub_numsub(line.hub.channel)[0][1] == 1
+    assert line.hub.num_reconnects == 0
 
 
 async def test_a_cut_subscription_costs_no_token(line: Line) -> None:
