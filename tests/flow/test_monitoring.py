@@ -25,6 +25,14 @@ EXPRESSIONS = [
     *(rule["expr"] for rule in RULES),
 ]
 
+FEWER = {
+    "exp_labels": {"severity": "warn"},
+    "exp_annotations": {
+        "summary": "Only 1 workers are left of those of the last 15 minutes. "
+        "Their requests went to others."
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def rig(make_rig: Callable[..., Rig]) -> Rig:
@@ -75,6 +83,31 @@ async def test_what_waits_is_shown_and_gone_when_it_runs(make_rig: Callable[...,
 def test_prometheus_takes_its_configuration_and_the_rules() -> None:
     path = DEPLOY / "prometheus/prometheus.yml"
     subprocess.run(["promtool", "check", "config", str(path)], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_a_worker_that_is_struck_off_the_list_is_missed(tmp_path: Path) -> None:
+    age = "pointsman_worker_heartbeat_age_seconds"
+    case = {
+        "interval": "15s",
+        "input_series": [
+            {"series": f'{age}{{worker="decode-0@a", role="decode"}}', "values": "0x120"},
+            {"series": f'{age}{{worker="decode-1@b", role="decode"}}', "values": "0x20 stale"},
+        ],
+        "alert_rule_test": [
+            {"eval_time": time, "alertname": "FewerWorkers", "exp_alerts": alerts}
+            for time, alerts in (("5m", []), ("8m", [FEWER]), ("22m", []))
+        ],
+    }
+    told = {"rule_files": [str(DEPLOY / "prometheus/alerts.yml")], "tests": [case]}
+    (tmp_path / "case.yml").write_text(yaml.safe_dump(told))
+    done = subprocess.run(
+        ["promtool", "test", "rules", tmp_path / "case.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_panels_do_not_overlap_and_say_what_they_show() -> None:
