@@ -115,9 +115,12 @@ async def keep_trying_nvme(cache: NodeCache, settings: KvdSettings, path: Path) 
         await asyncio.sleep(pause_s)
 
 
-async def serve(settings: KvdSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then write DRAM back and leave nothing behind."""
-    stopping = asyncio.Event()
+async def serve(settings: KvdSettings) -> bool:
+    """Serve until SIGTERM or SIGINT, then write DRAM back and leave nothing behind.
+
+    False when a fault of ours ended it.
+    """
+    stopping, failed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopping.set)
@@ -134,7 +137,12 @@ async def serve(settings: KvdSettings) -> None:
     secret = settings.peer_secret.get_secret_value().encode()
     transport, pusher = make_transport(settings, secret)
     server = KvdServer(cache, slab_fd, slab_bytes, Peers(cache, transport))
-    await server.start(settings.socket)
+
+    def on_failure() -> None:
+        failed.set()
+        stopping.set()
+
+    await server.start(settings.socket, on_failure)
     lender = start_lending(server.library, settings, secret, pusher)
     log.info("kvd_ready", socket=str(settings.socket), dram_bytes=slab_bytes)
     await stopping.wait()
@@ -148,15 +156,17 @@ async def serve(settings: KvdSettings) -> None:
     log.info("kvd_stopped")
     if nvme.has_stuck_io:
         sys.stdout.flush()
-        os._exit(0)  # a thread inside a disk call that hangs cannot be joined
+        os._exit(int(failed.is_set()))  # a thread inside a disk call that hangs cannot be joined
+    return not failed.is_set()
 
 
 def main() -> int:
-    """Exit status: 0 after a signal, 1 when socket or memory cannot be had, 2 on wrong settings."""
+    """Exit status: 0 after a signal, 1 without socket or memory or after a fault, 2 on wrong settings."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
         logger_factory=structlog.WriteLoggerFactory(file=sys.stdout),
@@ -172,7 +182,7 @@ def main() -> int:
         log.error("settings_refused", errors=errors)
         return 2
     try:
-        asyncio.run(serve(settings))
+        is_well = asyncio.run(serve(settings))
     except KvdAlreadyRunning as error:
         log.error("kvd_already_running", socket=error.socket_path)
         return 1
@@ -182,7 +192,7 @@ def main() -> int:
     except OSError as error:
         log.error("kvd_cannot_start", socket=str(settings.socket), error=str(error))
         return 1
-    return 0
+    return 0 if is_well else 1
 
 
 if __name__ == "__main__":

@@ -6,13 +6,18 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from pathlib import Path
+
+import structlog
 
 from tiering.errors import KvdAlreadyRunning
 from tiering.kvd.holder_connection import HolderConnection
 from tiering.kvd.node_cache import NodeCache
 from tiering.kvd.peer_library import PeerLibrary
 from tiering.kvd.peers import Peers
+
+log = structlog.get_logger(__name__)
 
 _PROBE_TIMEOUT_S = 1.0
 _TICK_S = 0.1
@@ -43,8 +48,11 @@ class KvdServer:
         joined = (c for c in self.connections.values() if c.holder is not None)
         return sum(not connection.is_operator for connection in joined)
 
-    async def start(self, socket_path: Path) -> None:
+    async def start(self, socket_path: Path, on_failure: Callable[[], None]) -> None:
         """Bind and listen; a dead daemon's socket file is replaced.
+
+        `on_failure` is called when eviction or expiry has ended by a fault: without them the daemon would
+        look alive, and have no room or leases without end.
 
         Raises:
             KvdAlreadyRunning: a living daemon answers there.
@@ -62,6 +70,14 @@ class KvdServer:
             asyncio.ensure_future(self.cache.write_back.pump()),
             asyncio.ensure_future(self._tick()),
         ]
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                log.critical("kvd_upkeep_ended", exc_info=task.exception())
+                on_failure()
+
+        for task in self._upkeep:
+            task.add_done_callback(note_end)
 
     async def stop(self) -> None:
         """Refuse new holders, break off the others, remove the socket file."""
