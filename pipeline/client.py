@@ -230,8 +230,13 @@ class PipelineClient:
 
     async def _refresh_for_ever(self) -> None:
         while True:
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 await self._refresh()
+            except StoreUnavailable:
+                pass  # told to those who ask for it
+            except Exception:
+                # The task's edge: were it to end, requests would go on to workers that are gone.
+                log.exception("fleet_unreadable")
             await asyncio.sleep(FLEET_REFRESH_S)
 
     async def _refresh(self) -> None:

@@ -65,6 +65,9 @@ class ResultWriter:
                 await loop.run_in_executor(self._storing, self._lines.add_results, results)
             except DatabaseAway:
                 log.warning("batch_results_wait", num_results=len(results))
-                await asyncio.sleep(RETRY_S)
+            except Exception:
+                # The task's edge: were it to end, all batches would stand still in silence.
+                log.exception("batch_results_failed", num_results=len(results))
             else:
                 return
+            await asyncio.sleep(RETRY_S)

@@ -133,10 +133,15 @@ class TokenHub:
             except (redis.RedisError, OSError, TimeoutError) as error:
                 if self._is_subscribed:
                     log.warning("token_subscription_lost", error=type(error).__name__)
-                self._is_subscribed = False
-                self.num_reconnects += 1
-                self._fall_behind()
-                await asyncio.sleep(RECONNECT_S)
+            except Exception:
+                # The task's edge: were it to end, streams would only come in pieces, for ever.
+                log.exception("token_subscription_failed")
+            else:
+                continue
+            self._is_subscribed = False
+            self.num_reconnects += 1
+            self._fall_behind()
+            await asyncio.sleep(RECONNECT_S)
 
     async def _listen(self) -> None:
         # redis-py's stubs leave pubsub untyped.

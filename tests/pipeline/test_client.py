@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.client import PipelineClient
+from pipeline.ledger.keys import WORKERS
 from pipeline.ledger.store import connect
+from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.scheduling.fleet import Role, WorkerState
 from pipeline.settings import PipelineSettings
 
 
@@ -26,3 +29,28 @@ async def test_those_who_look_at_the_workers_at_once_share_one_look(
     assert store.info("commandstats")["cmdstat_hgetall"]["calls"] == 1
     await pipeline.close()
     store.close()
+
+
+async def test_a_heartbeat_that_cannot_be_read_blinds_nobody_for_good(
+    redis_url: str, tmp_path: Path
+) -> None:
+    pipeline = PipelineClient(PipelineSettings(redis_url=redis_url, data_dir=tmp_path))
+    store: Any = connect(redis_url)
+    store.hset(WORKERS, "broken", b"\xc1")
+    store.config_resetstat()
+    await pipeline.start()
+    try:
+        async with asyncio.timeout(10):
+            while "cmdstat_hgetall" not in store.info("commandstats"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            store.hdel(WORKERS, "broken")
+            state = WorkerState(
+                worker="w", node="n", role=Role.BOTH, model="m", namespace="", queues=(), capacity=1
+            )
+            beat = WorkerLedger(store, max_attempts=3, retention_s=60).beat
+            while "w" not in pipeline.known_fleet.workers:
+                beat("w", 4.0, state.model_dump_json())
+                await asyncio.sleep(0.01)
+    finally:
+        await pipeline.close()
+        store.close()

@@ -122,6 +122,30 @@ async def test_a_message_that_cannot_be_read_makes_nobody_deaf(line: Line, data:
     assert line.hub.num_reconnects == 0
 
 
+async def test_a_fault_of_the_library_is_taken_like_a_lost_connection(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await line.submit()
+    following = asyncio.create_task(line.follow())
+    line.write(1)
+    await line.until_got(1)
+    pubsub, faults = line.hub._client.pubsub, [RuntimeError("not of Redis")]
+
+    def subscribe_in_the_end(**options: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return pubsub(**options)
+
+    monkeypatch.setattr(line.hub._client, "pubsub", subscribe_in_the_end)
+    line.client.client_kill_filter(_type="pubsub")
+    async with asyncio.timeout(10):
+        while faults or line.client.pubsub_numsub(line.hub.channel)[0][1] != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    line.write(1, ending="stop")
+    await asyncio.wait_for(following, 10)
+    assert line.got == line.expected()
+
+
 async def test_a_cut_subscription_costs_no_token(line: Line) -> None:
     await line.submit()
     following = asyncio.create_task(line.follow())

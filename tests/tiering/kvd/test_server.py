@@ -34,7 +34,7 @@ def cache(slab_fd: int) -> NodeCache:
 
 
 @pytest.fixture
-def server(slab_fd: int, cache: NodeCache) -> KvdServer:
+async def server(slab_fd: int, cache: NodeCache) -> KvdServer:
     return KvdServer(cache, slab_fd, SLAB_BYTES, Peers(cache, TcpTransport(b"", 1.0)))
 
 
