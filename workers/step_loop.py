@@ -82,6 +82,7 @@ class Engine:
         self._drain_until_s: float | None = None
         self._cut_off: list[Sequence] = []
         self._has_ended = False
+        self._gate = threading.Lock()  # what came before the end is in the answer of `stop`
         self._stats = self._snapshot()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -95,9 +96,10 @@ class Engine:
         Raises:
             EngineStopped: `stop` has answered.
         """
-        if self._has_ended:
-            raise EngineStopped
-        self._send(Submit(sequence))
+        with self._gate:
+            if self._has_ended:
+                raise EngineStopped
+            self._send(Submit(sequence))
 
     def cancel(
         self,
@@ -136,7 +138,8 @@ class Engine:
             if self._thread.is_alive():
                 log.error("engine_did_not_stop", num_sequences=len(self._book))
                 return self._book.sequences
-        self._has_ended = True
+        with self._gate:
+            self._has_ended = True
         late = [command.sequence for command in self._inbox if isinstance(command, Submit)]
         return self._cut_off + late
 
@@ -155,7 +158,7 @@ class Engine:
             while not self._is_over():
                 self._turn()
         except Exception:
-            # The edge of this thread: the worker sees `failed` and gives its requests back.
+            # The edge of this thread: the worker sees `failed` and ends, others go on with its requests.
             log.exception("engine_failed", num_sequences=len(self._book))
             self.failed.set()
         self.ready.set()

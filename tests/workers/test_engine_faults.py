@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +121,29 @@ def test_a_drained_engine_finishes_what_runs_and_returns_what_waits(
     assert set(engine.sink.endings) == set(sequences[:2])
     with pytest.raises(EngineStopped):
         engine.engine.submit(sequences[2])
+
+
+def test_a_sequence_that_comes_at_the_very_end_is_returned_or_refused(
+    engines: Any, sequence: MakeSequence
+) -> None:
+    coming, has_stopped = threading.Event(), threading.Event()
+
+    class SlowInbox(deque[Any]):
+        def append(self, command: Any) -> None:
+            coming.set()
+            has_stopped.wait(0.5)
+            super().append(command)
+
+    engine = engines.start().engine
+    engine._inbox = SlowInbox()
+    late = sequence("late", [40] * 20)
+    thread = threading.Thread(target=engine.submit, args=(late,))
+    thread.start()
+    assert coming.wait(10)
+    left = engine.stop(0)
+    has_stopped.set()
+    thread.join()
+    assert left == [late]
 
 
 def test_sequences_that_outlast_the_drain_are_returned_without_an_ending(
