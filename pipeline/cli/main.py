@@ -63,7 +63,7 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         help="Hugging Face directory or GGUF file (script engine: script file); once or more.",
-        show_default="POINTSMAN_MODEL, else SmolLM2-135M-Instruct",
+        show_default="SmolLM2-135M-Instruct",
     ),
 ]
 ModelMemory = Annotated[
@@ -83,17 +83,28 @@ Node = Annotated[str | None, typer.Option("--node", help="This machine's name in
 def serve_command(  # noqa: PLR0913 (one parameter per option)
     *,
     host: Annotated[
-        str, typer.Option(help="Address of the API.", envvar="POINTSMAN_GATEWAY_HOST")
+        str,
+        typer.Option(
+            help="Address of the API.", envvar="POINTSMAN_GATEWAY_HOST", show_envvar=False
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(help="Port of the API.", min=1, max=65535, envvar="POINTSMAN_GATEWAY_PORT"),
+        typer.Option(
+            help="Port of the API.",
+            min=1,
+            max=65535,
+            envvar="POINTSMAN_GATEWAY_PORT",
+            show_envvar=False,
+        ),
     ] = DEFAULT_PORT,
     data_dir: DataDir = None,
     model: Models = None,
     engine: Annotated[
         EngineName,
-        typer.Option(help="digest and script are test engines.", envvar="POINTSMAN_ENGINE"),
+        typer.Option(
+            help="digest and script are test engines.", envvar="POINTSMAN_ENGINE", show_envvar=False
+        ),
     ] = EngineName.TORCH,
     workers: Annotated[
         str, typer.Option(help="How many of which role, for each model: prefill, decode, both.")
@@ -103,7 +114,10 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
     redis_url: Annotated[
         str | None,
         typer.Option(
-            help="A running Redis.", show_default="one of our own", envvar="POINTSMAN_REDIS_URL"
+            help="A running Redis.",
+            show_default="one of our own",
+            envvar="POINTSMAN_REDIS_URL",
+            show_envvar=False,
         ),
     ] = None,
     flower: Annotated[bool, typer.Option(help="The task view.")] = True,
@@ -115,6 +129,7 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
         typer.Option(
             help="API keys; without one, every caller is let in.",
             envvar="POINTSMAN_GATEWAY_KEYS_FILE",
+            show_envvar=False,
         ),
     ] = None,
     kv_dram: Annotated[
@@ -129,7 +144,10 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
         float, typer.Option(help="How long running requests get at the end.", min=0)
     ] = 30.0,
 ) -> None:
-    """Start everything on this machine and look after it until Ctrl-C."""
+    """Start everything on this machine and look after it until Ctrl-C.
+
+    Where an option is not given, the environment may: see docs/settings.md.
+    """
     directory = DataDirectory(data_dir or default_path())
     try:
         options = ServeOptions(
