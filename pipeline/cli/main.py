@@ -146,7 +146,7 @@ def serve_command(  # noqa: PLR0913 (one parameter per option)
 ) -> None:
     """Start everything on this machine and look after it until Ctrl-C.
 
-    Where an option is not given, the environment may: see docs/settings.md.
+    An option that is not given is taken from the environment, as docs/settings.md has it.
     """
     directory = DataDirectory(data_dir or default_path())
     try:

@@ -91,8 +91,9 @@ def _convert_into(gguf: Path, directory: Path, report: Report) -> None:
     report(0, f"reading {gguf.name}")
     try:
         reader = GGUFReader(gguf)
-    except ValueError as error:
-        raise ModelRefused(gguf.name, f"it is no GGUF file ({error})") from error
+    except (ValueError, IndexError) as error:
+        reason = "it is no GGUF file, or not all of one: was its download cut off?"
+        raise ModelRefused(gguf.name, f"{reason} ({error})") from error
     report(15, "reading the vocabulary")
     fields = read_fields(reader)
     tensors = {tensor.name for tensor in reader.tensors}

@@ -292,6 +292,19 @@ def test_a_file_that_is_no_gguf_is_refused(
     assert "has no y.gguf" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])
+def test_a_file_that_was_cut_off_is_refused_wherever_that_was(
+    tiny_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    gguf_path = tmp_path / "m.gguf"
+    write_gguf(tiny_model("llama"), gguf_path)
+    data = gguf_path.read_bytes()
+    gguf_path.write_bytes(data[: int(share * len(data))])
+    assert main(["--out", str(tmp_path / "out"), "--gguf", str(gguf_path)]) == 1
+    assert "was its download cut off?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_quantised_weights_are_rounded_to_the_nearest_bfloat16() -> None:
     from workers.models.gguf_weights import _to_bfloat16  # noqa: PLC0415
 
