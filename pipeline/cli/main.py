@@ -76,62 +76,66 @@ ModelMemory = Annotated[
 KeepWarm = Annotated[
     list[str] | None, typer.Option(help="A model that always stays; once or more.")
 ]
+# Of `serve`; the other parts read these variables themselves.
+ServeHost = Annotated[
+    str,
+    typer.Option(help="Address of the API.", envvar="POINTSMAN_GATEWAY_HOST", show_envvar=False),
+]
+ServePort = Annotated[
+    int,
+    typer.Option(
+        help="Port of the API.",
+        min=1,
+        max=65535,
+        envvar="POINTSMAN_GATEWAY_PORT",
+        show_envvar=False,
+    ),
+]
+ServeEngine = Annotated[
+    EngineName,
+    typer.Option(
+        help="digest and script are test engines.", envvar="POINTSMAN_ENGINE", show_envvar=False
+    ),
+]
+ServeRedis = Annotated[
+    str | None,
+    typer.Option(
+        help="A running Redis.",
+        show_default="one of our own",
+        envvar="POINTSMAN_REDIS_URL",
+        show_envvar=False,
+    ),
+]
+KeysFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="API keys; without one, every caller is let in.",
+        envvar="POINTSMAN_GATEWAY_KEYS_FILE",
+        show_envvar=False,
+    ),
+]
 Node = Annotated[str | None, typer.Option("--node", help="This machine's name in the pipeline.")]
 
 
 @app.command("serve")
 def serve_command(  # noqa: PLR0913 (one parameter per option)
     *,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address of the API.", envvar="POINTSMAN_GATEWAY_HOST", show_envvar=False
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            help="Port of the API.",
-            min=1,
-            max=65535,
-            envvar="POINTSMAN_GATEWAY_PORT",
-            show_envvar=False,
-        ),
-    ] = DEFAULT_PORT,
+    host: ServeHost = "127.0.0.1",
+    port: ServePort = DEFAULT_PORT,
     data_dir: DataDir = None,
     model: Models = None,
-    engine: Annotated[
-        EngineName,
-        typer.Option(
-            help="digest and script are test engines.", envvar="POINTSMAN_ENGINE", show_envvar=False
-        ),
-    ] = EngineName.TORCH,
+    engine: ServeEngine = EngineName.TORCH,
     workers: Annotated[
         str, typer.Option(help="How many of which role, for each model: prefill, decode, both.")
     ] = "prefill=1,decode=1",
     model_memory: ModelMemory = None,
     keep_warm: KeepWarm = None,
-    redis_url: Annotated[
-        str | None,
-        typer.Option(
-            help="A running Redis.",
-            show_default="one of our own",
-            envvar="POINTSMAN_REDIS_URL",
-            show_envvar=False,
-        ),
-    ] = None,
+    redis_url: ServeRedis = None,
     flower: Annotated[bool, typer.Option(help="The task view.")] = True,
     flower_port: Annotated[
         int, typer.Option(help="Port of Flower, on loopback.", min=1, max=65535)
     ] = DEFAULT_FLOWER_PORT,
-    keys_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="API keys; without one, every caller is let in.",
-            envvar="POINTSMAN_GATEWAY_KEYS_FILE",
-            show_envvar=False,
-        ),
-    ] = None,
+    keys_file: KeysFile = None,
     kv_dram: Annotated[
         str | None,
         typer.Option(help="KV blocks in memory.", show_default="1GiB, at most 1/8 of what is free"),
