@@ -40,17 +40,17 @@ class KvdSettings(BaseSettings):
     nvme_bytes: int = Field(default=0, ge=0, description="of the disk tier; 0: none")
     nvme_path: Path | None = Field(default=None, description="the disk tier's file")
     high_watermark: float = Field(
-        default=0.9, gt=0, le=1, description="share of used slots from which DRAM is emptied"
+        default=0.9, gt=0, le=1, description="DRAM fuller than this makes room"
     )
     low_watermark: float = Field(default=0.8, ge=0, lt=1, description="down to this share")
     io_timeout_s: float = Field(
-        default=2.0, gt=0, description="a disk call this long makes the tier unhealthy"
+        default=2.0, gt=0, description="a disk call that hangs for longer turns the tier off"
     )
     flush_timeout_s: float = Field(
-        default=10.0, ge=0, description="at the end, for writing DRAM to NVMe"
+        default=10.0, ge=0, description="for what is written to NVMe at SIGTERM"
     )
     room_wait_s: float = Field(
-        default=0.1, ge=0, description="for a slot, where DRAM is full of blocks not yet on NVMe"
+        default=0.1, ge=0, description="how long a store waits for room before it is dropped"
     )
     dram_eviction: EvictionPolicy = Field(
         default=EvictionPolicy.ARC, description="what leaves DRAM first"
@@ -58,25 +58,34 @@ class KvdSettings(BaseSettings):
     nvme_eviction: EvictionPolicy = Field(
         default=EvictionPolicy.LRU, description="what leaves NVMe first"
     )
-    idle_ttl_s: float = Field(default=600.0, gt=0, description="of the policy ttl")
+    idle_ttl_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="with `ttl`: what was not used for so long goes, even where there is room",
+    )
     tenant_share: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="a tenant with more of a tier loses its own blocks first; empty: no shares",
+        description="most of a tier's slots before a tenant loses its own blocks first; empty: no shares",
     )
     nvme_retry_s: float = Field(
-        default=30.0, gt=0, description="until a disk that failed or was slow is tried again"
+        default=30.0,
+        gt=0,
+        description="until a disk that failed is tried again; doubles, up to 16 times",
     )
-    nvme_slow_io_s: float = Field(default=0.5, gt=0, description="of one call; slower is a fault")
+    nvme_slow_io_s: float = Field(default=0.5, gt=0, description="a call that takes longer is slow")
     nvme_max_writes_per_hit: float = Field(
-        default=3.0, gt=0, description="beyond, what was used once is not written"
+        default=3.0,
+        gt=0,
+        description="more than that are wasteful: what was used once is not written then",
     )
     nvme_write_bytes_per_day: int = Field(
         default=0, ge=0, description="to spare the disk; 0: no limit"
     )
     nvme_compression: Compression = Field(
-        default=Compression.NONE, description="on the disk; peers must have it alike"
+        default=Compression.NONE,
+        description="half the bytes on the disk, no longer exact; peers must have it alike",
     )
     peer_host: str = Field(default="127.0.0.1", description="where other nodes may pull blocks")
     peer_port: int | None = Field(
