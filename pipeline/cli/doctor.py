@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipeline.cli.errors import CommandRefused
 from pipeline.cli.model_store import PACKAGED_DISTRIBUTION, packaged_gguf
@@ -67,7 +67,8 @@ def examine(data_dir: Path, host: str, port: int) -> list[Finding]:
 def as_table(findings: list[Finding]) -> Table:
     """The findings for the screen."""
     colours = {State.OK: "green", State.BETTER: "yellow", State.MISSING: "red"}
-    table = Table("check", "state", "seen", "what to do")
+    columns = ("check", "state", "seen", "what to do")
+    table = Table(*(Column(name, overflow="fold") for name in columns))
     for finding in findings:
         state = f"[{colours[finding.state]}]{finding.state}[/]"
         table.add_row(finding.name, state, finding.seen, finding.remedy)

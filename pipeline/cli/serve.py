@@ -68,7 +68,7 @@ def serve(options: ServeOptions, data_dir: DataDirectory, screen: Screen) -> Non
         except CommandRefused:
             screen.settle()
             raise
-        screen.say("stopping: the gateway finishes its streams first (Ctrl-C again to hurry)")
+        screen.say("stopping, when what runs is finished; Ctrl-C again to hurry")
 
 
 def _start(

@@ -48,7 +48,8 @@ def write_tokenizer(fields: Fields, directory: Path, model: str, context_tokens:
         tokenizer.post_processor = TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
         )
-    tokenizer.save(str(directory / "tokenizer.json"))
+    # Not `save`: where there is no room that raises a bare Exception.
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_tokens,
