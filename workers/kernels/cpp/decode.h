@@ -154,8 +154,9 @@ inline void weigh_segment(const Layer& layer, int64_t num_tokens, float* scores,
   }
 }
 
-inline void sum_segment(const Layer& layer, const Segment& segment, const float* weights,
-                        const Partial& partial) {
+// `follower`: whose keys are wanted next, most likely.
+inline void sum_segment(const Layer& layer, const Segment& segment, const Segment& follower,
+                        const float* weights, const Partial& partial) {
   constexpr int64_t kHeadsAtOnce = 8;
   const int64_t group_size = layer.group_size(), stride = layer.padded_dim();
   const int64_t num_shares = layer.num_kv_heads * layer.num_chunks() *
@@ -164,8 +165,15 @@ inline void sum_segment(const Layer& layer, const Segment& segment, const float*
   for (int64_t token = segment.first; token < segment.end; token += 16) {
     const bf16* values = layer.values + token_offset(layer, segment.table, token);
     const int64_t num_tokens = std::min<int64_t>(16, segment.end - token);
-    const int64_t next = segment.clamped(token + kAheadTokens);
-    Prefetch prefetch(layer, layer.values + token_offset(layer, segment.table, next), num_shares);
+    const int64_t next = token + kAheadTokens;
+    Prefetch prefetch(
+        layer,
+        next < segment.end
+            ? layer.values + token_offset(layer, segment.table, next)
+            : layer.keys + token_offset(layer, follower.table,
+                                        follower.clamped(follower.first + next - segment.first -
+                                                         segment.size())),
+        num_shares);
     for (int64_t head = 0; head < layer.num_heads;) {
       const int64_t member = head % group_size;
       const int64_t count = std::min(group_size - member, kHeadsAtOnce);
@@ -218,7 +226,7 @@ inline void merge_segments(const Layer& layer, float* data, int64_t num_segments
 }
 
 inline void attend_segment(const Layer& layer, const bf16* queries, const Segment& segment,
-                           float* data) {
+                           const Segment& follower, float* data) {
   static thread_local Scratch<float> scratch;
   float* scores = scratch.get(layer.num_heads * kSegmentTokens);
   const Partial partial(layer, data);
@@ -226,7 +234,7 @@ inline void attend_segment(const Layer& layer, const bf16* queries, const Segmen
     score_segment<Chunks>(layer, queries, segment, scores);
   });
   weigh_segment(layer, segment.end - segment.first, scores, partial);
-  sum_segment(layer, segment, scores, partial);
+  sum_segment(layer, segment, follower, scores, partial);
 }
 
 // queries, target: bf16 [row][query heads][head_dim].
@@ -246,15 +254,20 @@ inline void attend_decode(const Layer& layer, const Step& step, const bf16* quer
   }
   const int64_t size = Partial::num_floats(layer);
   float* data = partials.get(starts[num_rows] * size);
-  ThreadPool::instance().run(starts[num_rows], [&](int64_t task) {
-    const int64_t at = std::upper_bound(starts, starts + num_rows + 1, task) - starts - 1;
-    const int32_t* row = step.decode_rows + 2 * at;
+  const auto row_of = [&](int64_t task) {
+    return std::upper_bound(starts, starts + num_rows + 1, task) - starts - 1;
+  };
+  const auto segment_of = [&](int64_t task, int64_t at) {
     const int64_t first = (first_segment_of(at) + task - starts[at]) * kSegmentTokens;
     const int64_t visible = layer.first_visible(position_of(at));
-    const Segment segment{std::max(first, visible / 16 * 16),
-                          std::min(first + kSegmentTokens, position_of(at) + 1), visible,
-                          step.block_tables + row[1] * step.table_width};
-    attend_segment(layer, queries + row[0] * width, segment, data + task * size);
+    return Segment{std::max(first, visible / 16 * 16),
+                   std::min(first + kSegmentTokens, position_of(at) + 1), visible,
+                   step.block_tables + step.decode_rows[2 * at + 1] * step.table_width};
+  };
+  ThreadPool::instance().run(starts[num_rows], [&](int64_t task) {
+    const int64_t at = row_of(task), next = std::min(task + 1, starts[num_rows] - 1);
+    attend_segment(layer, queries + step.decode_rows[2 * at] * width, segment_of(task, at),
+                   segment_of(next, row_of(next)), data + task * size);
   });
   ThreadPool::instance().run(num_rows, [&](int64_t at) {
     merge_segments(layer, data + starts[at] * size, starts[at + 1] - starts[at],

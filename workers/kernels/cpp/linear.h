@@ -73,17 +73,23 @@ __attribute__((noinline)) void sum_rows(const bf16* rows, int64_t num_inputs, co
 
 // Calls sum.template operator()<Rows, Streams>(first row, panel, sums), then finish for each row, for
 // each panel and each group of at most 12 rows; groups are of nearly equal size. `row_bytes`: of a
-// row's inputs. Rows are taken in blocks that stay in a core's own cache while the panels pass.
+// row's inputs. Rows are taken in blocks that stay in a core's own cache while the panels pass; where
+// there are enough of them, each thread has rows of its own.
 template <typename Sum, typename Finish>
 void for_each_panel(int64_t num_columns, int64_t num_rows, int64_t row_bytes, const Sum& sum,
                     const Finish& finish) {
   constexpr int64_t kBlockBytes = 256 << 10;
+  constexpr int64_t kOwnRows = 48;  // so many pay for reading all weights on each core
   const RowGroups groups(num_rows);
   const int64_t groups_per_block = std::max<int64_t>(1, kBlockBytes / (kMaxRows * row_bytes));
-  const int64_t num_blocks = (groups.count + groups_per_block - 1) / groups_per_block;
   const int64_t num_panels = (num_columns + kPanelColumns - 1) / kPanelColumns;
   ThreadPool& pool = ThreadPool::instance();
-  const int64_t panels_per_task = std::max<int64_t>(1, num_panels / (16 * pool.num_threads()));
+  const int64_t num_threads = pool.num_threads();
+  int64_t num_blocks = (groups.count + groups_per_block - 1) / groups_per_block;
+  if (num_rows >= kOwnRows * num_threads) {
+    num_blocks = (num_blocks + num_threads - 1) / num_threads * num_threads;
+  }
+  const int64_t panels_per_task = std::max<int64_t>(1, num_panels / (16 * num_threads));
   const int64_t tasks_per_block = (num_panels + panels_per_task - 1) / panels_per_task;
   const auto run_group = [&](int64_t panel, int64_t group, bool is_first) {
     const int64_t first = groups.first(group);
