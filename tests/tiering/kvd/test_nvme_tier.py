@@ -16,7 +16,7 @@ import pytest
 from tiering.block_layout import BlockLayout
 from tiering.block_stamp import BlockStamp
 from tiering.errors import SlotCorrupt
-from tiering.kvd.node_cache import NodeCache
+from tiering.kvd.node_cache import NodeCache, ReserveWish
 from tiering.kvd.nvme_limits import NvmeLimits
 from tiering.kvd.nvme_tier import NvmeHealth, NvmeTier, StoreResult
 from tiering.kvd.write_back import CacheLimits
@@ -195,6 +195,46 @@ async def test_a_disk_that_hangs_is_a_miss_in_time_and_then_off(slab: SickSlab) 
     slab.may_answer.set()
     await cache.promote_and_acquire(keys, HOLDER, 30, 10)  # joins the loads that were late
     assert not is_stuck(tier)
+    tier.close()
+
+
+async def put(cache: NodeCache, number: int) -> bool:
+    """Store a block as a holder does; False where there is no room."""
+    stamp, payload = make_block(number)
+    await cache.write_back.wait_for_room(1, time.monotonic() + 1)
+    (block,) = cache.reserve(ReserveWish([stamp.key], 30), HOLDER)
+    if block is None:
+        return False
+    cache.arrivals.view(block)[:BLOCK_BYTES] = payload
+    row = [block.slot, block.generation, stamp.num_tokens, stamp.num_bytes, stamp.checksum]
+    return cache.commit([row], HOLDER) == 1
+
+
+async def test_a_write_back_that_hangs_costs_its_own_slots_and_no_others(slab: SickSlab) -> None:
+    """No store waits for it, and when it is given up all go on without a disk (Mooncake#2187)."""
+    tier = await open_tier(slab)
+    memory = mmap.mmap(-1, 20 * BLOCK_BYTES)
+    cache = NodeCache(memory, tier, CacheLimits(io_timeout_s=0.3, room_wait_s=0.05))
+    cache.accept_layout(BLOCK_BYTES, 0)
+    pump = asyncio.ensure_future(cache.write_back.pump())
+    slab.may_answer.clear()
+    numbers = iter(range(10_000))
+    began_s = time.monotonic()
+    while tier.health is NvmeHealth.ON:
+        asked_s = time.monotonic()
+        await put(cache, next(numbers))
+        assert time.monotonic() - asked_s < 5
+        cache.expire(time.monotonic())
+        assert time.monotonic() - began_s < 20
+    assert is_stuck(tier)
+    num_stuck = cache.stats(1).tiers["dram"].slots_by_state["evicting"]
+    assert 0 < num_stuck < 10
+    assert all([await put(cache, next(numbers)) for _ in range(100)])
+    slab.may_answer.set()
+    while cache.stats(1).tiers["dram"].slots_by_state["evicting"]:
+        await asyncio.sleep(0)
+        assert time.monotonic() - began_s < 40
+    pump.cancel()
     tier.close()
 
 
