@@ -54,7 +54,8 @@ class WebhookQueue:
     async def take(self, limit: int, lease_ms: int) -> list[DueWebhook]:
         """At most `limit` that are due; each must be settled within its lease, or comes again.
 
-        One that this build cannot read is left to those of another, until its job is forgotten.
+        One that this build cannot read is left to those of another, with all its tries, until its job
+        is forgotten.
         """
         with store_errors():
             reply = await self._take(keys=[], args=[limit, lease_ms])
@@ -65,11 +66,16 @@ class WebhookQueue:
                 webhook = Webhook.model_validate_json(reply[start + 1])
             except ValidationError:
                 log.warning("webhook_unreadable", request=job_id)
+                await self._leave(job_id, lease_ms)
                 continue
             state = RequestState(reply[start + 2].decode())
             num_tries, ended_ms = int(reply[start + 3]), int(reply[start + 4])
             due.append(DueWebhook(job_id, webhook, state, num_tries, ended_ms // 1000))
         return due
+
+    async def _leave(self, job_id: str, delay_ms: int) -> None:
+        with store_errors():
+            await self._settle(keys=[], args=[job_id, delay_ms, 1])
 
     async def done(self, job_id: str) -> None:
         """It was delivered, or is given up."""
