@@ -49,6 +49,11 @@ class ApiKey:
         """Names the key in Redis; says nothing about it."""
         return self.digest.hex()[:32]
 
+    @property
+    def caller(self) -> Caller:
+        """Whose requests it sends."""
+        return Caller(self.tenant, tenant_salt(self.tenant), models=self.may.models)
+
 
 NOBODYS_KEY = ApiKey(DEFAULT_TENANT, b"")
 
@@ -88,10 +93,10 @@ class KeyRing:
             keys.append(ApiKey(fields[0], digest, limits, rights))
         return cls(keys)
 
-    def caller(self, authorization: str | None) -> Caller:
-        """Whose request this is, by its Authorization header. Raises `KeyRefused`."""
-        key = self.find(authorization)
-        return Caller(key.tenant, tenant_salt(key.tenant), models=key.may.models)
+    @property
+    def is_open(self) -> bool:
+        """Nobody needs a key."""
+        return self._keys is None
 
     def find(self, authorization: str | None) -> ApiKey:
         """The key of an Authorization header.

@@ -112,6 +112,6 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
     Endpoint("GET", "/livez", "This process answers (also `/healthz`, `/health`)", is_open=True),
     Endpoint("GET", "/readyz", "A request would be served; 503 says why not", is_open=True),
-    Endpoint("GET", "/metrics", "Numbers for Prometheus", kind="text/plain", is_open=True),
+    Endpoint("GET", "/metrics", "Numbers for Prometheus", kind="text/plain"),
     Endpoint("GET", "/openapi.json", "This list for machines", is_open=True),
 )

@@ -12,11 +12,12 @@ _NONE = "none"
 class Right(StrEnum):
     """BATCH: upload files, order batches, send requests of the priority `batch`.
 
-    ADMIN: read and cancel jobs and batches of all tenants, by their ids.
+    ADMIN: read and cancel jobs and batches of all tenants, by their ids. METRICS: read `/metrics`.
     """
 
     BATCH = "batch"
     ADMIN = "admin"
+    METRICS = "metrics"
 
 
 @dataclass(frozen=True, slots=True)

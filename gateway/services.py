@@ -26,6 +26,7 @@ from pipeline.intake.model_catalog import ModelCatalog
 from pipeline.protocol.request import Priority
 
 _Built = TypeVar("_Built")
+_KEY = "api_key"  # in the state of an HTTP request: the key that sent it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Services:
 
     def caller(self, request: Request) -> Caller:
         """Whose request this is. Raises `KeyRefused`."""
-        return self.keys.caller(request.headers.get("authorization"))
+        return self._key(request).caller
 
     def batch_caller(self, request: Request) -> Caller:
         """Whose request this is, which only a key with the right `batch` may send.
@@ -52,9 +53,17 @@ class Services:
         Raises:
             KeyRefused, RightMissing: it may not.
         """
-        if Right.BATCH not in self._key(request).may.rights:
-            raise RightMissing(Right.BATCH)
+        self._demand(request, Right.BATCH)
         return self.caller(request)
+
+    def admit_scraper(self, request: Request) -> None:
+        """See to it that a stranger does not read the metrics, which name models and nodes.
+
+        Raises:
+            KeyRefused, RightMissing: keys are needed here, and this one may not.
+        """
+        if self.settings.metrics_need_key and not self.keys.is_open:
+            self._demand(request, Right.METRICS)
 
     def reach(self, request: Request) -> str | None:
         """Whose jobs and batches the key may read and cancel by id: a tenant's; None: everybody's.
@@ -86,13 +95,12 @@ class Services:
             RequestRefused: any of its subclasses.
         """
         key = self._key(request)
-        caller = self.caller(request)
         self.drain.refuse_new_work()
         _tell(request, await self.rates.spend_request(key.limits, key.key_id))
         data = await read_body(request, self.settings.max_body_bytes)
 
         def parse_and_build() -> _Built:
-            return build(parse_json_object(data), caller)
+            return build(parse_json_object(data), key.caller)
 
         return await self.models.run(self.encoding, parse_and_build)
 
@@ -114,7 +122,7 @@ class Services:
         if generation.ignored and self.settings.strict_fields:
             raise UnsupportedField(generation.ignored[0])
         if any(asked.priority is Priority.BATCH for asked in generation.requests):
-            self.batch_caller(request)
+            self._demand(request, Right.BATCH)
         key = self._key(request)
         num_tokens = sum(
             len(asked.prompt_tokens) + asked.sampling.max_tokens for asked in generation.requests
@@ -123,7 +131,16 @@ class Services:
         self.metrics.count_ignored(generation.ignored)
 
     def _key(self, request: Request) -> ApiKey:
-        return self.keys.find(request.headers.get("authorization"))
+        """Found once for a request: a look compares with every key there is."""
+        state = request.scope.setdefault("state", {})
+        if _KEY not in state:
+            state[_KEY] = self.keys.find(request.headers.get("authorization"))
+        found: ApiKey = state[_KEY]
+        return found
+
+    def _demand(self, request: Request, right: Right) -> None:
+        if right not in self._key(request).may.rights:
+            raise RightMissing(right)
 
 
 def _tell(request: Request, standing: RateStanding | None) -> None:

@@ -36,6 +36,10 @@ class GatewaySettings(BaseSettings):
     cancel_on_disconnect: bool = Field(
         default=True, description="a client of the OpenAI routes that leaves stops its request"
     )
+    metrics_need_key: bool = Field(
+        default=True,
+        description="where there is a keys file, `/metrics` takes a key with the right `metrics`",
+    )
     models: str = Field(
         default="", description="further models of the same engine: NAME=DIRECTORY, commas between"
     )

@@ -1,4 +1,7 @@
-"""Probes and metrics, for machines; no key needed."""
+"""Probes and metrics, for machines.
+
+Probes need no key; where others do, they name neither models nor workers, and metrics need one too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -15,6 +18,7 @@ from gateway.openapi import openapi_document
 from gateway.services import Services
 from pipeline.errors import StoreUnavailable
 from pipeline.ledger.keys import model_slug
+from pipeline.scheduling.fleet import Fleet
 
 READY_LIMIT_S = 0.15
 _GET = ["GET", "HEAD"]
@@ -45,7 +49,8 @@ def ops_routes(services: Services) -> APIRouter:
         return Response(orjson.dumps(body), status, media_type="application/json")
 
     @router.api_route("/metrics", methods=_GET)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        services.admit_scraper(request)
         client = services.client
         fleet, backlog, nodes = await asyncio.gather(
             _soon(client.fleet()), _soon(client.backlog()), _soon(client.node_reports())
@@ -75,7 +80,12 @@ async def _reasons_against(services: Services) -> list[str]:
         return ["Redis does not answer"]
     if not fleet.ready:
         counts = f"workers that can serve: prefill {fleet.num_prefill}, decode {fleet.num_decode}"
-        # Without the random part of a worker's name, which is nobody's business here.
-        stuck = [f"{name.partition('#')[0]} is stuck" for name in fleet.stuck]
-        return [counts, *stuck]
+        return [counts, *_stuck(services, fleet)]
     return []
+
+
+def _stuck(services: Services, fleet: Fleet) -> list[str]:
+    """By name, without its random part; where keys are needed strangers get the number alone."""
+    if services.keys.is_open or not fleet.stuck:
+        return [f"{name.partition('#')[0]} is stuck" for name in fleet.stuck]
+    return [f"workers that are stuck: {len(fleet.stuck)}"]

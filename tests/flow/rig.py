@@ -99,6 +99,7 @@ class Rig:
             "POINTSMAN_MODEL_NAME": "m",
             "POINTSMAN_DATA_DIR": str(self.folder),
             "POINTSMAN_LOG_FORMAT": "json",
+            "POINTSMAN_GATEWAY_METRICS_NEED_KEY": "false",
             # Tests count steps and tokens: nothing runs but what they ask for.
             "POINTSMAN_WORKER_CANARY_IDLE_S": "0",
             # The test engines compute faster than anything loads: by cost they would load nothing.

@@ -22,6 +22,7 @@ KEYS = (
     ("t2", "sk-two", ""),
     ("t1", "sk-narrow", "models=other"),
     ("t1", "sk-plain", "models=org/m:v1,other rights=none"),
+    ("ops", "sk-scrape", "rights=metrics"),
 )
 
 
@@ -42,7 +43,7 @@ def app(tmp_path: Path) -> Iterator[FastAPI]:
 
 
 @pytest.fixture
-def keyed_app(tmp_path: Path) -> Iterator[FastAPI]:
+def keys_path(tmp_path: Path) -> Path:
     lines = ["# tenants", ""]
     lines += [
         f"{tenant} {hashlib.sha256(key.encode()).hexdigest()} {fields}"
@@ -50,7 +51,17 @@ def keyed_app(tmp_path: Path) -> Iterator[FastAPI]:
     ]
     path = tmp_path / "keys"
     path.write_text("\n".join(lines))
-    yield from made_app(tmp_path, keys_file=path)
+    return path
+
+
+@pytest.fixture
+def keyed_app(tmp_path: Path, keys_path: Path) -> Iterator[FastAPI]:
+    yield from made_app(tmp_path, keys_file=keys_path)
+
+
+@pytest.fixture
+def shown_app(tmp_path: Path, keys_path: Path) -> Iterator[FastAPI]:
+    yield from made_app(tmp_path, keys_file=keys_path, metrics_need_key=False)
 
 
 @pytest.fixture
@@ -71,6 +82,12 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def keyed_http(keyed_app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(keyed_app) as client:
+        yield client
+
+
+@pytest.fixture
+async def shown_http(shown_app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(shown_app) as client:
         yield client
 
 

@@ -21,26 +21,26 @@ def ring(**keys: str) -> KeyRing:
 
 def test_a_key_names_its_tenant_and_no_other() -> None:
     keys = ring(t1="sk-one", t2="sk-two")
-    assert keys.caller("Bearer sk-one").tenant == "t1"
-    assert keys.caller("bearer  sk-two").tenant == "t2"
+    assert keys.find("Bearer sk-one").caller.tenant == "t1"
+    assert keys.find("bearer  sk-two").caller.tenant == "t2"
     with pytest.raises(KeyRefused):
-        keys.caller("Bearer sk-three")
+        keys.find("Bearer sk-three")
 
 
 def test_tenants_have_different_salts() -> None:
     keys = ring(t1="a", t2="b")
-    salts = {keys.caller(f"Bearer {key}").tenant_salt for key in "ab"}
+    salts = {keys.find(f"Bearer {key}").caller.tenant_salt for key in "ab"}
     assert salts == {tenant_salt("t1"), tenant_salt("t2")}
     assert len(salts) == 2
 
 
 def test_without_keys_everybody_is_the_default_tenant() -> None:
-    assert KeyRing().caller(None) == KeyRing().caller("Bearer anything")
+    assert KeyRing().find(None).caller == KeyRing().find("Bearer anything").caller
 
 
 def test_an_empty_ring_lets_nobody_in() -> None:
     with pytest.raises(KeyRefused):
-        KeyRing([]).caller("Bearer ")
+        KeyRing([]).find("Bearer ")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,7 @@ def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
         ("rights=none", None, set()),
         ("rights=admin models=a", {"a"}, {Right.ADMIN}),
         ("rights=batch,admin", None, {Right.BATCH, Right.ADMIN}),
+        ("rights=metrics", None, {Right.METRICS}),
     ],
 )
 def test_a_key_may_do_what_its_line_says(
@@ -106,4 +107,4 @@ def test_a_key_may_do_what_its_line_says(
 
     names = None if models is None else frozenset(models)
     assert found == KeyRights(names, frozenset(rights))
-    assert keys.caller("Bearer sk-one").models == names
+    assert keys.find("Bearer sk-one").caller.models == names

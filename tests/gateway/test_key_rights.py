@@ -68,3 +68,38 @@ async def test_without_the_right_no_batch_is_ordered(keyed_http: httpx.AsyncClie
         assert (error["type"], error["code"]) == ("permission_error", "permission_denied")
     usual = await keyed_http.post("/v1/completions", json=body, headers=bearer("sk-one"))
     assert error_of(usual, 503)["code"] == "store_unavailable"
+
+
+async def test_metrics_name_models_so_where_keys_are_needed_they_take_the_right(
+    keyed_http: httpx.AsyncClient, shown_http: httpx.AsyncClient, http: httpx.AsyncClient
+) -> None:
+    nobody = error_of(await keyed_http.get("/metrics"), 401)
+    usual = error_of(await keyed_http.get("/metrics", headers=bearer("sk-one")), 403)
+    assert (nobody["code"], usual["code"]) == ("invalid_api_key", "permission_denied")
+    assert (await keyed_http.get("/metrics", headers=bearer("sk-scrape"))).status_code == 200
+    for client in (shown_http, http):
+        assert (await client.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/v1/completions", PROMPT), ("/v1/jobs", PROMPT), ("/v1/responses", {"input": "x"})],
+)
+async def test_a_key_is_looked_for_once_a_request(
+    keyed_http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, Any],
+) -> None:
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return one == other
+
+    monkeypatch.setattr("gateway.auth.hmac.compare_digest", compare)
+    body = {"model": MODEL, "priority": "batch", **fields}
+    answer = await keyed_http.post(path, json=body, headers=bearer("sk-one"))
+
+    assert error_of(answer, 503)["code"] == "store_unavailable", "it came all the way"
+    assert len(compared) == len(set(compared)) > 1
