@@ -19,8 +19,8 @@ class EngineStats:
     """A snapshot between two steps.
 
     free + cached + used == total blocks; cold ones are none of these, see `LongRuns`. Counters run from the start. Averages are moving ones:
-    prefill_tokens_per_s and prefill_step_s over steps with prompt tokens, decode_step_s over steps of decode rows
-    alone, overhead_s the part of a step outside the model.
+    prefill_step_s over steps with prompt tokens, decode_step_s over steps of decode rows alone, overhead_s the part
+    of a step outside the model. prefill_tokens_per_s is what late steps computed over the time they took.
     """
 
     waiting: int = 0
@@ -64,7 +64,6 @@ class StepMeter:
     num_finished: int = 0
     num_drafts: int = 0
     num_drafts_held: int = 0
-    prefill_tokens_per_s: float = 0.0
     prefill_step_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
@@ -84,9 +83,6 @@ class StepMeter:
         self.num_prefill_tokens += num_tokens - num_decode
         self.overhead_s = _moved(self.overhead_s, step_s - model_s)
         if num_tokens > num_decode:
-            self.prefill_tokens_per_s = _moved(
-                self.prefill_tokens_per_s, (num_tokens - num_decode) / step_s
-            )
             self.prefill_rate.add(num_tokens - num_decode, step_s)
             self.prefill_step_s = _moved(self.prefill_step_s, step_s)
         else:
@@ -117,7 +113,7 @@ class StepMeter:
             num_finished=self.num_finished,
             num_drafts=self.num_drafts,
             num_drafts_held=self.num_drafts_held,
-            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            prefill_tokens_per_s=self.prefill_rate.per_s,
             prefill_step_s=self.prefill_step_s,
             decode_tokens_per_s=self.decode_tokens_per_s,
             decode_step_s=self.decode_step_s,

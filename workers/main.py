@@ -148,6 +148,7 @@ class Worker:
             engine=self._shared.engine,
             model_path=str(self._shared.model.absolute()) if self._shared.model else "",
             model_aliases=split_names(self._shared.model_aliases),
+            text_digest=self._model.text_digest,
             max_context=self._model.max_context,
             namespace=self._model.namespace,
             queues=self._queues,
@@ -173,6 +174,7 @@ class Worker:
             prefill_tokens_per_s=self._model.engine_settings.max_batch_tokens / stats.prefill_step_s
             if stats.prefill_step_s
             else 0.0,
+            measured_prefill_tokens_per_s=stats.prefill_tokens_per_s,
         )
 
     def run(self) -> int:

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pipeline.intake.detokenizer import StopMatcher, TextRules
 from pipeline.intake.grammar import GrammarBook
+from pipeline.intake.text_digest import text_digest
 from pipeline.intake.vocabulary import load_vocabulary
 from pipeline.ledger.claim import ClaimedRequest
 from pipeline.settings import PipelineSettings
@@ -33,6 +34,7 @@ class ServedModel:
             step_delay_ms=settings.step_delay_ms,
         )
         self._vocabulary = load_vocabulary(shared.engine, shared.model)
+        self.text_digest = text_digest(shared.engine, shared.model)
         self._grammars = GrammarBook(self._vocabulary)
         self.layout = self._runner.spec.layout
         self.max_context = self._vocabulary.max_context

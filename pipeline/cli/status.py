@@ -154,9 +154,13 @@ def _workers(status: Status) -> Table:
             f"{state.num_running}+{state.num_waiting}",
             str(state.capacity),
             f"{state.num_used_blocks} used, {state.num_cached_blocks} cached of {state.num_blocks}",
-            f"{state.prefill_tokens_per_s:.0f}" if state.prefill_tokens_per_s else NOTHING,
+            _rate(state.measured_prefill_tokens_per_s),
         )
     return table
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.0f}" if per_s else NOTHING
 
 
 def _queues(status: Status) -> Table:

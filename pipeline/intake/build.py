@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.intake.answer_plan import AnswerPlan, AnswerPlanner
 from pipeline.intake.chat_template import ChatTemplate
 from pipeline.intake.echo import EchoedPrompt
-from pipeline.intake.errors import InvalidField, UnknownModel, UnsupportedField
+from pipeline.intake.errors import InvalidField, UnsupportedField
 from pipeline.intake.prompt_writer import PromptWriter
 from pipeline.intake.sampling_options import build_sampling, num_logprobs_of
 from pipeline.intake.schemas import (
@@ -95,7 +95,7 @@ class Generation:
 
 
 class Intake:
-    """Turns bodies into generations. Safe in several threads."""
+    """Turns bodies into generations, whatever name they call its model by. Safe in several threads."""
 
     def __init__(
         self,
@@ -109,7 +109,6 @@ class Intake:
     ) -> None:
         self.vocabulary = vocabulary
         self.model = model
-        self.names: tuple[str, ...] = (model,)
         self._prompts = PromptWriter(vocabulary, template)
         self._plans = AnswerPlanner(vocabulary, template.source)
         self._queue_deadline_s = queue_deadline_s
@@ -131,15 +130,13 @@ class Intake:
         given.
 
         Raises:
-            RequestRefused: any of its subclasses with status 400 or 404.
+            RequestRefused: any of its subclasses with status 400.
         """
         is_job = kind is AnswerKind.JOB
         # null is absent here too
         is_chat = body.get("messages") is not None if is_job else kind is AnswerKind.CHAT
         parsed: ChatBody | CompletionBody
         parsed, ignored = parse_chat(body) if is_chat else parse_completion(body)
-        if parsed.model not in self.names:
-            raise UnknownModel(parsed.model)
         prompts = self.prompts_of(parsed)
         plan = self._plans.plan(parsed)
         if is_job:
@@ -164,10 +161,6 @@ class Intake:
             tools=plan.tools,
             ignored=ignored,
         )
-
-    def add_aliases(self, names: Iterable[str]) -> None:
-        """Let clients call the model by these names too; before it is used."""
-        self.names = tuple(dict.fromkeys((*self.names, *names)))
 
     def prompts_of(self, body: ChatBody | CompletionBody) -> list[list[int]]:
         """See `PromptWriter.write`."""

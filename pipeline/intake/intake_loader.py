@@ -57,7 +57,7 @@ class IntakeLoader:
         settings, path = self._settings, self._find_files(known)
         directory = path if engine == "torch" else None
         file = settings.chat_template if known.name == settings.served_model_name else None
-        intake = Intake(
+        return Intake(
             load_vocabulary(engine, path),
             ChatTemplate.load(directory, file, takes_kwargs=settings.chat_template_kwargs),
             known.name,
@@ -65,8 +65,6 @@ class IntakeLoader:
             total_deadline_s=settings.total_deadline_s,
             batch_deadline_s=settings.batch_deadline_s,
         )
-        intake.add_aliases(known.aliases)
-        return intake
 
     def _find_files(self, known: KnownModel) -> Path | None:
         """The first place that has them; None for an engine that needs none."""

@@ -15,14 +15,25 @@ KEPT_S = 600.0
 class KnownModel:
     """One model. `paths` are where its directory, or its script file, may lie on this machine.
 
-    `max_context` counts tokens of prompt and answer together; 0: not known before it is loaded.
+    `digests` are those of its files, as its workers have them (`text_digest`): several while two
+    versions serve. `max_context` counts tokens of prompt and answer together; 0: not known before it is
+    loaded.
     """
 
     name: str
     engine: str
     paths: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
     max_context: int = field(default=0, compare=False)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal as long as what was loaded for it still fits.
+
+        Names and paths come and go with machines; they count only where nobody tells what lies there.
+        """
+        return (self.name, self.engine, *(self.digests or self.paths))
 
     def joined(self, other: KnownModel) -> KnownModel:
         """The same model, with what `other` knows of it beside."""
@@ -30,12 +41,13 @@ class KnownModel:
             self,
             paths=tuple(dict.fromkeys((*self.paths, *other.paths))),
             aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))),
+            digests=tuple(sorted({*self.digests, *other.digests})),
             max_context=self.max_context or other.max_context,
         )
 
     def completed(self, other: KnownModel) -> KnownModel:
-        """The same, but paths of its own are enough."""
-        return self.joined(replace(other, paths=() if self.paths else other.paths))
+        """The same, but paths of its own are enough: what lies there is what it is."""
+        return self.joined(replace(other, paths=(), digests=()) if self.paths else other)
 
 
 class KnownModels:
@@ -65,7 +77,10 @@ class KnownModels:
 
 def _announced(state: WorkerState) -> KnownModel:
     paths = (state.model_path,) if state.model_path else ()
-    return KnownModel(state.model, state.engine, paths, state.model_aliases, state.max_context)
+    digests = (state.text_digest,) if state.text_digest else ()
+    return KnownModel(
+        state.model, state.engine, paths, state.model_aliases, digests, state.max_context
+    )
 
 
 def _table(

@@ -68,7 +68,7 @@ class ModelCatalog:
     """Finds models in any thread; loads them in one of its own, so that nothing else waits.
 
     At most 16 are kept, the ones used last. One that cannot be loaded is refused, and tried again
-    after ten seconds. A model whose files, engine or aliases change is another one.
+    after ten seconds. A model whose files or engine change is another one (`KnownModel.identity`).
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class ModelCatalog:
         self._fleet: Fleet | None = None
         self._fingerprints: dict[str, str] = {}  # of that fleet
         self._lock = threading.Lock()
-        self._loaded: OrderedDict[KnownModel, Intake] = OrderedDict()
-        self._loading: dict[KnownModel, asyncio.Task[None]] = {}
+        self._loaded: OrderedDict[tuple[str, ...], Intake] = OrderedDict()  # by identity
+        self._loading: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._failed_s: dict[str, float] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="models")
 
@@ -126,10 +126,10 @@ class ModelCatalog:
         """
         known = self.find(name, caller)
         with self._lock:
-            intake = self._loaded.get(known)
+            intake = self._loaded.get(known.identity)
             if intake is None:
                 raise ModelNotLoaded(known)
-            self._loaded.move_to_end(known)
+            self._loaded.move_to_end(known.identity)
             return intake
 
     def build(
@@ -186,7 +186,7 @@ class ModelCatalog:
     def max_context(self, known: KnownModel) -> int | None:
         """Most tokens of prompt and answer together; None: it cannot be told before it is loaded."""
         with self._lock:
-            intake = self._loaded.get(known)
+            intake = self._loaded.get(known.identity)
         if intake is not None:
             return intake.vocabulary.max_context
         return known.max_context or None
@@ -216,10 +216,10 @@ class ModelCatalog:
         """Raises `TokenizerUnusable`. Those who want the same wait for one load."""
         if time.monotonic() - self._failed_s.get(known.name, float("-inf")) < RETRY_S:
             raise TokenizerUnusable(known.name)
-        task = self._loading.get(known)
+        task = self._loading.get(known.identity)
         if task is None:
-            task = self._loading[known] = asyncio.create_task(self._load_once(known))
-            task.add_done_callback(lambda _: self._loading.pop(known, None))
+            task = self._loading[known.identity] = asyncio.create_task(self._load_once(known))
+            task.add_done_callback(lambda _: self._loading.pop(known.identity, None))
         try:
             async with asyncio.timeout(LOAD_LIMIT_S):
                 await asyncio.shield(task)
@@ -245,6 +245,6 @@ class ModelCatalog:
 
     def _keep(self, known: KnownModel, intake: Intake) -> None:
         with self._lock:
-            self._loaded[known] = intake
+            self._loaded[known.identity] = intake
             while len(self._loaded) > MAX_LOADED:
                 self._loaded.popitem(last=False)

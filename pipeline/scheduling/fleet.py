@@ -63,13 +63,15 @@ class WorkerState(BaseModel):
     load_reasons: dict[str, int] = {}
     tier_loads: dict[str, TierLoads] = {}
     max_ahead_tokens: int = 0  # prompt tokens that may be released to it and not be computed yet
-    prefill_tokens_per_s: float = 0.0  # in full steps; 0: not known yet
+    prefill_tokens_per_s: float = 0.0  # what full steps would come to at most; 0: not known yet
+    measured_prefill_tokens_per_s: float = 0.0  # of late steps as they were; 0: there was none
     peer_address: str = ""  # where other nodes pull KV blocks from; empty: nowhere
     build: str = ""  # a digest of weights, layout and program; equal ones answer alike
     engine: str = ""
     model_path: str = (
         ""  # its directory, or the script's file, on the worker's machine; empty: none
     )
+    text_digest: str = ""  # of its tokenizer and template; equal ones read alike
     model_aliases: tuple[str, ...] = ()  # further names that clients may use
     max_context: int = 0  # tokens of prompt and answer together
 

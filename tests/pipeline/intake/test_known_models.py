@@ -71,3 +71,22 @@ def test_a_worker_of_a_build_that_does_not_tell_announces_nothing() -> None:
     known = KnownModels([])
     known.observe(fleet(w={"model": "b", "engine": ""}), 0.0)
     assert known.by_name == {}
+
+
+def test_two_versions_of_a_model_are_told_apart_by_their_files_alone() -> None:
+    known = KnownModels([])
+    old = {"model": "b", "model_path": "/b", "text_digest": "1"}
+    new = {"model": "b", "model_path": "/b", "text_digest": "2"}
+    identities = []
+    for workers in ({"w": old}, {"w": old, "v": old | {"model_path": "/c"}}, {"w": old, "v": new}):
+        known.observe(fleet(**workers), 0.0)  # type: ignore[arg-type]
+        identities.append(known.by_name["b"].identity)
+
+    assert identities[0] == identities[1] != identities[2]
+
+
+def test_a_configured_model_is_what_lies_in_its_own_place() -> None:
+    known = KnownModels([MAIN])
+    known.observe(fleet(w={"model": "main", "text_digest": "1"}), 0.0)
+
+    assert known.by_name["main"].identity == MAIN.identity

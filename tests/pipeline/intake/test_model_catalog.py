@@ -57,9 +57,7 @@ class Shelf:
             raise ModelFilesUnusable(Path(known.name), "gone")
         if self.fault is not None:
             raise self.fault
-        intake = Intake(ByteVocabulary(), ChatTemplate(CHATML), known.name)
-        intake.add_aliases(known.aliases)
-        return intake
+        return Intake(ByteVocabulary(), ChatTemplate(CHATML), known.name)
 
 
 @dataclass
@@ -157,12 +155,35 @@ async def test_a_name_that_is_none_is_an_invalid_field(desk: Desk, model: object
     assert refused.value.param == "model"
 
 
-async def test_a_model_with_other_files_is_loaded_anew(desk: Desk) -> None:
-    desk.watch.known_fleet = announcing("c")
-    await desk.build("c")
+def announcing_c(**fields: object) -> Fleet:
     (state,) = announcing("c").workers.values()
-    moved = state.model_copy(update={"model_path": "/moved"})
-    desk.watch.known_fleet = Fleet({"c": moved}, {"c": 0.0})
+    return Fleet({"c": state.model_copy(update=fields)}, {"c": 0.0})
+
+
+async def test_a_model_with_other_files_is_loaded_anew(desk: Desk) -> None:
+    desk.watch.known_fleet = announcing_c(text_digest="1")
+    await desk.build("c")
+    desk.watch.known_fleet = announcing_c(text_digest="2")
+    await desk.build("c")
+    assert desk.shelf.asked == ["c", "c"]
+
+
+async def test_a_model_that_lies_elsewhere_or_has_another_name_is_not_loaded_anew(
+    desk: Desk,
+) -> None:
+    desk.watch.known_fleet = announcing_c(text_digest="1", model_path="/here")
+    await desk.build("c")
+    desk.watch.known_fleet = announcing_c(
+        text_digest="1", model_path="/there", model_aliases=("third",)
+    )
+    assert (await desk.build("third")).requests[0].model == "c"
+    assert desk.shelf.asked == ["c"]
+
+
+async def test_files_that_nobody_tells_of_are_others_where_they_lie_elsewhere(desk: Desk) -> None:
+    desk.watch.known_fleet = announcing_c()
+    await desk.build("c")
+    desk.watch.known_fleet = announcing_c(model_path="/moved")
     await desk.build("c")
     assert desk.shelf.asked == ["c", "c"]
 
