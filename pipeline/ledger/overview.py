@@ -20,19 +20,9 @@ from pipeline.ledger.keys import (
     running_key,
     waiting_key,
 )
+from pipeline.ledger.messages import broker_lists
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.request import Priority
-
-# kombu's name for the list of one priority of a queue; 0 has the bare name.
-_PRIORITY_SEPARATOR = "\x06\x16"
-
-
-def broker_lists(queue: str) -> list[str]:
-    """The Redis lists that hold a queue's messages, one per priority."""
-    return [
-        queue if priority == 0 else f"{queue}{_PRIORITY_SEPARATOR}{int(priority)}"
-        for priority in Priority
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +69,6 @@ class LedgerOverview:
         """Queues in which requests wait, or waited."""
         with store_errors():
             return sorted(name.decode() for name in self._client.smembers(QUEUES))
-
-    def forget_queue(self, queue: str) -> None:
-        """Stop listing an empty queue."""
-        with store_errors():
-            self._client.srem(QUEUES, queue)
 
     def is_alive(self, worker: str) -> bool:
         """The worker's lease has not run out."""

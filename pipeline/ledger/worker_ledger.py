@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint, decode_claim
 from pipeline.ledger.drain_orders import DrainOrder
-from pipeline.ledger.messages import QueueMessage, decode_messages
+from pipeline.ledger.messages import QueueMessage, broker_lists, decode_messages
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.failure import FailureCode
@@ -216,6 +216,10 @@ class WorkerLedger:
     def place(self, request_id: str, from_queue: str, to_queue: str) -> list[QueueMessage] | None:
         """Move a waiting request to another queue; messages, or None if it moved already."""
         return _messages(self._run("place", request_id, from_queue, to_queue))
+
+    def forget_queue(self, queue: str) -> bool:
+        """Let go of a queue that nobody serves any more, with its messages; False if requests wait in it."""
+        return bool(self._run("forget_queue", queue, *broker_lists(queue)))
 
     def beat(self, worker: str, lease_s: float, state_json: str) -> BeatReply:
         """Renew the worker's lease and state; what it is told to do."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore
+from kombu import Exchange
 
 from pipeline.errors import EngineRequired
 from pipeline.protocol.request import Priority
@@ -59,6 +60,14 @@ def broker_url(redis_url: str) -> str:
     return redis_url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
 
 
+def _nameless(_queue: str) -> Exchange:
+    """The exchange of any queue: the one that delivers by a queue's name.
+
+    Celery would give each queue its own, whose binding stays in Redis for ever; nodes come and go.
+    """
+    return Exchange("")
+
+
 def make_app(redis_url: str) -> Celery:
     """A Celery app on this Redis with both tasks registered."""
     app = Celery(
@@ -72,6 +81,7 @@ def make_app(redis_url: str) -> Celery:
         task_acks_late=False,
         worker_prefetch_multiplier=1,
         task_default_priority=int(Priority.NORMAL),
+        task_default_exchange="",
         task_create_missing_queues=True,
         worker_send_task_events=True,
         task_send_sent_event=False,
@@ -86,6 +96,8 @@ def make_app(redis_url: str) -> Celery:
         event_queue_expires=60,
         broker_transport_options=transport_options(),
     )
+
+    app.amqp.autoexchange = _nameless
 
     def run_to_end(self: Any, request_id: str) -> TaskResult:
         """Report what the engine did; by the time Celery traces this, it is done."""

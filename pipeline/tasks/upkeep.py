@@ -156,7 +156,7 @@ class Upkeep:
         waiting = self.overview.waiting(queue, limit=BATCH)
         if not waiting:
             if is_decode_queue(queue) or not slug_of(queue):
-                self.overview.forget_queue(queue)
+                self.ledger.forget_queue(queue)
             return
         for slug, request_ids in self._by_model(queue, waiting).items():
             target = _next_queue(fleet, slug, needs_decode=is_decode_queue(queue))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgpack
 
 from pipeline.cli.flower import flower_command
-from pipeline.ledger.overview import broker_lists
+from pipeline.ledger.messages import broker_lists
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
 from tests.flow.rig import REPOSITORY, Rig

@@ -21,7 +21,7 @@ SETTLED_S = 600.0  # by then every cache of a process has been filled
 def key_kinds(rig: Rig) -> Counter[str]:
     """How many keys that nothing will end, of each kind: the part of a name before its first colon.
 
-    Kombu keeps a binding of every queue that ever was: one per model and node, not per request.
+    Kombu's bindings are those of Celery's own exchanges, made when Flower first asks: a fixed few.
     """
     names = [key.decode() for key in rig.redis.scan_iter(count=1000)]
     with rig.redis.pipeline(transaction=False) as pipe:

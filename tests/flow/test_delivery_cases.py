@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cli.embedded_redis import free_port
 from pipeline.cli.flower import flower_command
-from pipeline.ledger.overview import broker_lists
+from pipeline.ledger.messages import broker_lists
 from pipeline.settings import PipelineSettings
 from pipeline.tasks.app import make_app, transport_options
 from pipeline.tasks.publisher import Publisher

@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.cli.embedded_redis import free_port
 from pipeline.cli.flower import flower_command
-from pipeline.ledger.overview import broker_lists
+from pipeline.ledger.messages import broker_lists
 from tests.flow.rig import REPOSITORY, Rig, wait_until
 from tests.flow.talk import JobReading, body, client, complete, stream, submit_job, text_of
 

@@ -251,3 +251,29 @@ async def test_what_waits_in_queues_of_an_older_build_is_served(shop: Shop) -> N
         "prefill.m", "decode.m.a", "unplaced.b",
     ]  # fmt: skip
     assert set(shop.overview.queues()) == {"prefill.m", "decode.m.a", "unplaced.b"}
+
+
+async def test_a_queue_of_a_node_that_is_gone_leaves_nothing_behind(shop: Shop) -> None:
+    queue = "decode.m.short-lived"  # kombu remembers what it has declared, over tests too
+    shop.beat("d1", Role.DECODE, "short-lived")
+    shop.beat("d2", Role.DECODE, "b")
+    await shop.submit("r1", queue)
+    shop.upkeep.publisher.publish("r1", queue, int(Priority.NORMAL))
+    shop.ledger.leave("d1")
+
+    for now_s in (100.0, 100.3):
+        shop.upkeep.tick(now_s)
+
+    assert shop.field("r1", "queue") == "decode.m.b"
+    left = [key for key in shop.client.scan_iter() if queue.encode() in key]
+    assert left == [], "neither a line, nor a message, nor a binding of the broker"
+
+
+async def test_a_queue_in_which_a_request_waits_is_not_forgotten(shop: Shop) -> None:
+    await shop.submit("r1", "decode.m.a")
+    shop.upkeep.publisher.publish("r1", "decode.m.a", int(Priority.NORMAL))
+
+    assert not shop.ledger.forget_queue("decode.m.a")
+
+    assert shop.overview.queues() == ["decode.m.a"]
+    assert shop.overview.num_messages("decode.m.a") == 1
