@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,12 +128,20 @@ class BatchStore:
             _move(connection, found.number, _CANCELLABLE, BatchStatus.CANCELLING, fields)
             return _find(connection, tenant, batch_id)
 
-    def unfinished(self, limit: int) -> list[BatchRecord]:
-        """The oldest batches that need work, oldest first."""
-        wanted = sa.select(BATCHES).where(BATCHES.c.status.in_(UNFINISHED))
+    def unfinished(self, limit: int, active: Collection[int] = ()) -> list[BatchRecord]:
+        """Batches that need work, oldest first: those of these numbers, and of the others `limit` at most.
+
+        Where there are more, the oldest of each model and tenant go before the second ones, and so on, so
+        that however many of one cannot hide those of another.
+        """
+        c = BATCHES.c
+        place = sa.func.row_number().over(partition_by=(c.model, c.tenant), order_by=c.number)
+        ranked = sa.select(BATCHES, place.label("place")).where(c.status.in_(UNFINISHED)).subquery()
+        is_active = ranked.c.number.in_(sorted(active))
+        wanted = sa.select(ranked).order_by(~is_active, ranked.c.place, ranked.c.number)
         with self._database.reading() as connection:
-            rows = connection.execute(wanted.order_by(BATCHES.c.number).limit(limit)).all()
-        return [BatchRecord.of_row(row) for row in rows]
+            rows = connection.execute(wanted.limit(limit + len(active))).all()
+        return sorted((BatchRecord.of_row(row) for row in rows), key=lambda batch: batch.number)
 
     def load(self, number: int) -> BatchRecord:
         """A batch that exists, as it stands now."""

@@ -38,7 +38,7 @@ TICK_S = 0.5
 CLEANING_S = 60.0
 MAX_ACTIVE = 8  # batches of a model at once
 MAX_DRIVES = 64
-_LOOK_AT = 1_024  # batches, oldest first, from which the active ones are chosen
+_LOOK_AT = 1_024  # batches, fairly picked, from which the active ones are chosen
 _STORE_THREADS = 4
 
 
@@ -153,7 +153,7 @@ class BatchConductor:
             if not task.done()
         }
         batches = await loop.run_in_executor(
-            self._storing, self._stores.batches.unfinished, _LOOK_AT
+            self._storing, self._stores.batches.unfinished, _LOOK_AT, list(self._drives)
         )
         for batch in batches:
             if batch.number in self._drives:

@@ -89,6 +89,28 @@ def test_an_input_must_have_the_right_purpose_and_bytes(shelf: Any, batch: Any) 
         shelf.batches.create("t1", BatchOrder("file-o", ENDPOINT), NOW_S)
 
 
+def test_however_many_batches_of_one_tenant_or_model_hide_no_other(
+    shelf: Any, make_input: Callable[[int], bytes]
+) -> None:
+    for number in range(5):
+        crowd = shelf.order(make_input(1))
+        if number:
+            assert shelf.batches.accept(crowd.number, 1, "jammed", NOW_S)
+    other_tenant = shelf.order(make_input(1), tenant="t2")
+    other_model = shelf.order(make_input(1))
+    assert shelf.batches.accept(other_model.number, 1, "free", NOW_S)
+
+    def numbers(limit: int, *active: int) -> list[int]:
+        return [batch.number for batch in shelf.batches.unfinished(limit, active)]
+
+    everything = numbers(9)
+    first, *crowd_numbers = everything[:5]
+    assert numbers(4) == [first, crowd_numbers[0], other_tenant.number, other_model.number]
+    assert numbers(5) == [first, *crowd_numbers[:2], other_tenant.number, other_model.number]
+    # One that runs is always looked at, or nobody would tell its drive of a cancellation.
+    assert numbers(1, crowd_numbers[-1]) == [first, crowd_numbers[-1]]
+
+
 def test_metadata_comes_back_as_it_was(shelf: Any, batch: Any) -> None:
     metadata = {"a": "b\0", "é": "👩"}
     made = shelf.batches.create("t1", BatchOrder(batch.input_file_id, ENDPOINT, metadata), NOW_S)
