@@ -164,7 +164,8 @@ class ChatTemplate:
             ids += vocabulary.encode(mask.reveal(rendered[start : match.start()]), special=False)
             ids.append(ids_of[match.group()])
             start = match.end()
-        return ids + vocabulary.encode(mask.reveal(rendered[start:]), special=False)
+        ids += vocabulary.encode(mask.reveal(rendered[start:]), special=False)
+        return ids
 
 
 class _Mask:

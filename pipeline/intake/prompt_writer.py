@@ -74,7 +74,10 @@ class PromptWriter:
             return prompt
         if not prompt:
             return self._started([], "prompt")
-        return [*self._vocabulary.prompt_prefix, *self._vocabulary.encode(prompt, special=True)]
+        ids = self._vocabulary.encode(prompt, special=True)
+        # In place: to copy millions of ids keeps all other threads waiting.
+        ids[:0] = self._vocabulary.prompt_prefix
+        return ids
 
     def _started(self, ids: list[int], param: str) -> list[int]:
         """An empty prompt starts from the beginning-of-text token."""

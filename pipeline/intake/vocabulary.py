@@ -53,7 +53,7 @@ class Vocabulary(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Ids of a text, nothing added.
+        """Ids of a text, nothing added, in a list of the caller's own.
 
         `special`: control tokens spelled out in the text become their ids. Otherwise they are
         plain text, as when a user types them.
