@@ -46,6 +46,7 @@ log = structlog.get_logger(__name__)
 FLEET_REFRESH_S = 0.5
 FLEET_STALE_S = 2.0
 FORGET_S = 5
+MAX_UNWANTED = 10_000
 
 
 class PipelineClient:
@@ -88,6 +89,7 @@ class PipelineClient:
         )
         self._fleet = EMPTY_FLEET
         self._fleet_seen_s: float | None = None
+        self._unwanted: dict[str, None] = {}  # whose cancellation is owed, oldest first
         self._entries: dict[str, tuple[str, float]] = {}  # by slug, of the last look
         self._look: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
@@ -170,6 +172,27 @@ class PipelineClient:
         """Cancel; False if unknown or ended. Raises `StoreUnavailable`."""
         return await self._ledger.cancel(request_id)
 
+    async def abandon(self, request_ids: Sequence[str]) -> None:
+        """Cancel for callers that are gone: as soon as Redis can be told, if not now. Never raises.
+
+        At most 10,000 wait for that.
+        """
+        cancelling = (self.cancel(request_id) for request_id in request_ids)
+        outcomes = await asyncio.gather(*cancelling, return_exceptions=True)
+        for request_id, outcome in zip(request_ids, outcomes, strict=True):
+            if isinstance(outcome, StoreUnavailable):
+                self._unwanted[request_id] = None
+            elif isinstance(outcome, Exception):
+                log.error("cancel_failed", request_id=request_id, exc_info=outcome)
+        while len(self._unwanted) > MAX_UNWANTED:
+            self._unwanted.pop(next(iter(self._unwanted)))
+
+    async def _pay_cancellations(self) -> None:
+        """Cancel what could not be cancelled when it was asked for. Raises `StoreUnavailable`."""
+        for request_id in list(self._unwanted):
+            await self.cancel(request_id)
+            self._unwanted.pop(request_id, None)
+
     async def forget(self, request_ids: Sequence[str]) -> None:
         """Drop ended requests whose tokens nobody will read again, before their retention is over.
 
@@ -232,6 +255,7 @@ class PipelineClient:
         while True:
             try:
                 await self._refresh()
+                await self._pay_cancellations()
             except StoreUnavailable:
                 pass  # told to those who ask for it
             except Exception:

@@ -28,7 +28,8 @@ class Heartbeat:
 
     Celery's timers stand still while it drains, and a drain must not look like a death. `is_well`
     False means that the engine is gone: the lease is left to run out, so that others take over.
-    `on_drain` gets an ordered drain, with each beat until the worker leaves.
+    `on_drain` gets an ordered drain, with each beat until the worker leaves; `on_owned` how many requests
+    the ledger takes to be ours, and may raise `StoreUnavailable`.
     """
 
     worker: str
@@ -39,6 +40,7 @@ class Heartbeat:
     is_well: Callable[[], bool]
     on_cancelled: Callable[[str], None]
     on_drain: Callable[[DrainOrder], None]
+    on_owned: Callable[[int], None]
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -50,6 +52,7 @@ class Heartbeat:
             self.on_cancelled(request_id)
         if told.drain is not None:
             self.on_drain(told.drain)
+        self.on_owned(told.num_owned)
 
     def start(self) -> None:
         """Beat now and every second until `close`."""

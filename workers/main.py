@@ -101,6 +101,7 @@ class Worker:
             lambda: not self._engine.failed.is_set(),
             self._engine.cancel,
             self._on_drain,
+            self._desk.compare,
         )
         self._control = ControlListener(
             self.worker_id, connect(shared.redis_url), self._engine.cancel

@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from pipeline.errors import StoreUnavailable
-from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal
+from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, ClaimUnreadable
 from pipeline.ledger.keys import slug_of, unplaced_queue
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.failure import Ending, FinishReason
@@ -64,6 +64,7 @@ class RequestDesk:
     _attempts: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_closing: bool = False
+    _has_lacked: bool = False
 
     @property
     def num_open(self) -> int:
@@ -131,6 +132,27 @@ class RequestDesk:
                 log.error("give_back_failed", request_id=sequence.request_id, error=str(error))
             self._done(sequence.request_id, _result("superseded", "returned", sequence))
 
+    def compare(self, num_owned: int) -> None:
+        """To be told now and then how many requests the ledger takes to be ours.
+
+        Those that we do not have are given back: a Redis that lost its last writes, as one does that is
+        replaced by its replica, has forgotten that they ended, and nobody would end them again.
+
+        Raises:
+            StoreUnavailable: it is looked at again the next time.
+        """
+        lacked, self._has_lacked = self._has_lacked, num_owned > len(self._attempts)
+        if not (lacked and self._has_lacked):
+            return  # one that comes or goes at this moment is on one side only
+        owned = self.ledger.owned_by(self.worker)
+        with self._lock:
+            strays = [request_id for request_id in owned if request_id not in self._tickets]
+        for request_id in strays:
+            messages = self.ledger.give_back(request_id, self.worker, self.queues[0])
+            if messages is not None:
+                log.warning("stray_given_back", request_id=request_id)
+                self.sink.publish_soon(messages)
+
     def refuse_more(self) -> None:
         """Open nothing from now on: what arrives stays queued."""
         self._is_closing = True
@@ -181,13 +203,21 @@ class RequestDesk:
         is_first = True
         while not self._is_closing:
             try:
-                return self.ledger.claim(request_id, self.worker, self.queues)
+                return self._claim_now(request_id)
             except StoreUnavailable as error:
                 if is_first:
                     log.warning("claim_retried", request_id=request_id, error=str(error))
                 is_first = False
                 time.sleep(CLAIM_RETRY_S)
         return ClaimRefusal.MOVED
+
+    def _claim_now(self, request_id: str) -> ClaimedRequest | ClaimRefusal:
+        try:
+            return self.ledger.claim(request_id, self.worker, self.queues)
+        except ClaimUnreadable as unreadable:
+            log.error("request_unreadable", request_id=request_id, remedy=str(unreadable))
+            self.sink.publish_soon(self.ledger.end_unreadable(self.worker, unreadable))
+            return ClaimRefusal.FINAL
 
     def _make_sequence(self, claim: ClaimedRequest) -> Sequence:
         root = self.key_root_for(claim.tenant_salt, claim.sampling.cache_salt)

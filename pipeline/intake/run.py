@@ -169,6 +169,4 @@ def _has_failed(event: StreamEvent) -> bool:
 
 
 async def _cancel(client: PipelineClient, requests: tuple[Request, ...]) -> None:
-    await asyncio.gather(
-        *(client.cancel(request.request_id) for request in requests), return_exceptions=True
-    )
+    await client.abandon([request.request_id for request in requests])

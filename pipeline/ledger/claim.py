@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pydantic import ValidationError
+
 from pipeline.protocol.request import Priority, unpack_tokens
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.tokens import TokenRecord, unpack_records
@@ -63,14 +65,33 @@ class ClaimedRequest:
     came_from: str = ""
 
 
+class ClaimUnreadable(Exception):
+    """The request is ours now, and says what this build does not understand: a newer gateway wrote it."""
+
+    def __init__(self, request_id: str, attempt: int) -> None:
+        super().__init__(request_id, attempt)
+        self.request_id = request_id
+        self.attempt = attempt
+
+    def __str__(self) -> str:
+        return f"{self.request_id} is of a newer build; update workers before gateways"
+
+
 def decode_claim(request_id: str, reply: Sequence[bytes | int]) -> ClaimedRequest | ClaimRefusal:
-    """Read the answer of `claim.lua`."""
+    """Read the answer of `claim.lua`.
+
+    Raises:
+        ClaimUnreadable: its parameters are of another build.
+    """
     status = _text(reply[0])
     if status != "run":
         return ClaimRefusal(status)
     _, attempt, prompt, log, remaining_ms, sampling_json, priority, tenant, salt, *last = reply
     _, tail, came_from = last
-    sampling = SamplingParams.model_validate_json(_raw(sampling_json))
+    try:
+        sampling = SamplingParams.model_validate_json(_raw(sampling_json))
+    except ValidationError as error:
+        raise ClaimUnreadable(request_id, int(attempt)) from error
     return ClaimedRequest(
         request_id=request_id,
         attempt=int(attempt),

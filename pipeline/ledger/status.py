@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pydantic import ValidationError
@@ -37,7 +38,7 @@ def read_status(
     fields = {
         name: (value or b"").decode() for name, value in zip(STATUS_FIELDS, values, strict=True)
     }
-    sampling = SamplingParams.model_validate_json(fields["sampling"])
+    sampling = _read_sampling(fields["sampling"])
     times = {
         name: int(fields[field]) / 1000 for name, field in _TIME_FIELDS.items() if fields[field]
     }
@@ -61,6 +62,20 @@ def read_status(
         cache_use=read_cache_use(fields["cache_use"]),
         resumed_use=read_cache_use(fields["resumed_use"]),
     )
+
+
+def _read_sampling(text: str) -> SamplingParams:
+    """Parameters, to be shown: of a newer build's those that we know.
+
+    Raises:
+        ValidationError: one of those makes no sense.
+    """
+    try:
+        return SamplingParams.model_validate_json(text)
+    except ValidationError:
+        fields = json.loads(text).items()
+        known = {name: value for name, value in fields if name in SamplingParams.model_fields}
+        return SamplingParams.model_validate(known)
 
 
 def read_cache_use(value: str | bytes) -> CacheUse | None:

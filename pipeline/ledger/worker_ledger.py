@@ -11,12 +11,19 @@ import msgpack
 import redis
 from pydantic import ValidationError
 
-from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint, decode_claim
+from pipeline.ledger.claim import (
+    ClaimedRequest,
+    ClaimRefusal,
+    ClaimUnreadable,
+    TailHint,
+    decode_claim,
+)
 from pipeline.ledger.drain_orders import DrainOrder
+from pipeline.ledger.keys import running_key
 from pipeline.ledger.messages import QueueMessage, broker_lists, decode_messages
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
-from pipeline.protocol.failure import FailureCode
+from pipeline.protocol.failure import Ending, FailureCode
 from pipeline.protocol.request import unpack_tokens
 from pipeline.protocol.sampling import SamplingParams
 
@@ -67,11 +74,12 @@ class WaitingRequest(NamedTuple):
 
 
 class BeatReply(NamedTuple):
-    """Store clock in ms, request ids to stop, and the drain that was ordered."""
+    """Store clock in ms, request ids to stop, the drain that was ordered, how many requests are ours."""
 
     now_ms: int
     cancelled: list[str]
     drain: DrainOrder | None
+    num_owned: int
 
 
 class WorkerLedger:
@@ -109,7 +117,7 @@ class WorkerLedger:
     def claim(
         self, request_id: str, worker: str, queues: Sequence[str]
     ) -> ClaimedRequest | ClaimRefusal:
-        """Own a queued request, or learn why not."""
+        """Own a queued request, or learn why not. Raises `ClaimUnreadable` too."""
         reply = self._run("claim", request_id, worker, self._retention_s, *queues)
         return decode_claim(request_id, reply)
 
@@ -155,6 +163,12 @@ class WorkerLedger:
             short=[item.decode() for item in short],
             messages=decode_messages(messages),
         )
+
+    def end_unreadable(self, worker: str, claim: ClaimUnreadable) -> list[QueueMessage]:
+        """Fail a request that we own and do not understand; messages to send."""
+        ending = Ending(failure=FailureCode.INTERNAL_ERROR).encode()
+        write = LogWrite(claim.request_id, claim.attempt, 0, b"", ending, 0)
+        return self.write_step(worker, [write]).messages
 
     def write_scores(self, request_id: str, worker: str, attempt: int, data: bytes) -> bool:
         """Keep the prompt's log-probabilities; False if stale. Repeatable."""
@@ -223,15 +237,25 @@ class WorkerLedger:
 
     def beat(self, worker: str, lease_s: float, state_json: str) -> BeatReply:
         """Renew the worker's lease and state; what it is told to do."""
-        now_ms, cancelled, limit_s, comes_back = self._run(
+        now_ms, cancelled, limit_s, comes_back, num_owned = self._run(
             "beat", worker, int(lease_s * 1000), state_json
         )
         order = DrainOrder(float(limit_s), comes_back == b"1") if limit_s else None
-        return BeatReply(int(now_ms), [item.decode() for item in cancelled], order)
+        return BeatReply(int(now_ms), [item.decode() for item in cancelled], order, int(num_owned))
+
+    def owned_by(self, worker: str) -> list[str]:
+        """The requests that a worker owns."""
+        with store_errors():
+            members: Any = self._client.smembers(running_key(worker))
+        return [item.decode() for item in members]
 
     def leave(self, worker: str) -> bool:
-        """Strike a worker off the list; False while it still owns requests (its lease ends)."""
+        """Strike ourselves off the list; False while we still own requests (the lease ends)."""
         return bool(self._run("leave", worker))
+
+    def strike_off(self, worker: str) -> bool:
+        """Strike a lost worker off; False if it has a lease again, or still owns requests."""
+        return bool(self._run("leave", worker, "lost"))
 
 
 def _messages(reply: Any) -> list[QueueMessage] | None:

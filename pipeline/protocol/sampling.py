@@ -15,7 +15,8 @@ class SamplingParams(BaseModel):
     continues with exactly the tokens it would have had.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Stop strings and grammars are clients' own words: no error may repeat them.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     max_tokens: int = Field(ge=0, description="0: the prompt is only scored")
     temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="0 is greedy")

@@ -104,7 +104,7 @@ class Fleet:
         workers: dict[str, WorkerState] = {}
         ages_s: dict[str, float] = {}
         for name, beat in beats.items():
-            beat_ms, state_json = msgpack.unpackb(beat, raw=True)
+            beat_ms, state_json = _unpack(beat)
             workers[name.decode()] = _read_state(name.decode(), state_json)
             ages_s[name.decode()] = (now_ms - beat_ms) / 1000
         return cls(workers, ages_s)
@@ -216,6 +216,15 @@ def find_unpaired(workers: Collection[WorkerState]) -> list[str]:
         for state in workers
         if state.role is Role.PREFILL and (state.slug, frozenset({state.namespace})) not in readable
     )
+
+
+def _unpack(beat: bytes) -> tuple[int, bytes]:
+    """When it was heard, in ms of the store's clock, and what it said; nothing where it has another form."""
+    try:
+        beat_ms, state_json = msgpack.unpackb(beat, raw=True)
+        return int(beat_ms), bytes(state_json)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return 0, b""
 
 
 def _read_state(name: str, state_json: bytes) -> WorkerState:

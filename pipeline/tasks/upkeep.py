@@ -149,7 +149,7 @@ class Upkeep:
             target = _next_queue(without, model_slug(model), needs_decode=needs_decode)
             messages = self.ledger.requeue_lost(request_id, worker, target)
             self.publisher.publish_all(messages or [])
-        self.ledger.leave(worker)
+        self.ledger.strike_off(worker)
 
     def _move_waiting(self, fleet: Fleet, queue: str) -> None:
         """Find another queue for what waits where nobody serves."""

@@ -234,17 +234,26 @@ def slow_rig(make_rig: Callable[..., Rig]) -> Rig:
 async def test_c081_a_queued_request_is_answered_at_its_queue_deadline(slow_rig: Rig) -> None:
     slow_rig.freeze("both-0")
     async with client(slow_rig) as http:
-        started_s = time.monotonic()
-        answers = await asyncio.gather(
-            *(http.post("/v1/completions", json=body(f"q{n}", max_tokens=4)) for n in range(8))
-        )
-        waited_s = time.monotonic() - started_s
+
+        async def ask(number: int) -> tuple[httpx.Response, float]:
+            started_s = time.monotonic()
+            answer = await http.post("/v1/completions", json=body(f"q{number}", max_tokens=4))
+            return answer, time.monotonic() - started_s
+
+        answers = await asyncio.gather(*(ask(number) for number in range(8)))
         slow_rig.thaw("both-0")
 
-        late = [answer for answer in answers if answer.json()["error"]["code"] != "timeout"]
-        assert all(answer.status_code in (503, 504) for answer in answers)
-        assert late
-        assert waited_s < 5.5
+        assert all(answer.status_code in (503, 504) for answer, _ in answers)
+        # What the worker had claimed before it froze is late at the total deadline, the rest in the queue.
+        in_queue = [
+            waited_s
+            for answer, waited_s in answers
+            if answer.json()["error"]["code"] in ("queue_timeout", "no_workers")
+        ]
+        assert in_queue
+        # A frozen worker may have led the upkeep: another takes the lead within a second.
+        assert all(1.9 < waited_s < 3.8 for waited_s in in_queue)
+        assert all(waited_s < 5.6 for _, waited_s in answers)
     slow_rig.wait_at_rest()
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -25,7 +26,7 @@ from tests.flow.talk import JobReading, body, client, complete, stream, submit_j
 
 @pytest.fixture(scope="module")
 def rig(make_rig: Callable[..., Rig]) -> Rig:
-    return make_rig(env={"POINTSMAN_WORKER_STEP_DELAY_MS": "10"})
+    return make_rig(env={"POINTSMAN_WORKER_STEP_DELAY_MS": "10", "POINTSMAN_LOG_LEVEL": "debug"})
 
 
 def stop_workers(rig: Rig) -> None:
@@ -256,9 +257,11 @@ async def test_c149_flower_lists_the_tasks_and_no_prompt(rig: Rig, flower: str) 
         assert (
             await http.get(f"{flower}/api/tasks", headers={"Authorization": ""})
         ).status_code == 401
+    password = urlsplit(rig.redis_server.url).password
+    assert password
     for text in [*pages, *logs, metrics]:
-        assert "SECRET-123" not in text
-        assert "sk-test-key" not in text
+        for secret in ("SECRET-123", "sk-test-key", password):
+            assert secret not in text
     assert any("cmpl-" in page for page in pages), "request ids are there"
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
+from pipeline.cli.embedded_redis import EmbeddedRedis
 from pipeline.client import PipelineClient
+from pipeline.errors import StoreUnavailable
 from pipeline.ledger.keys import WORKERS
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.protocol.request import Request, RequestState
+from pipeline.protocol.sampling import SamplingParams
 from pipeline.scheduling.fleet import Role, WorkerState
 from pipeline.settings import PipelineSettings
 
@@ -54,3 +59,28 @@ async def test_a_heartbeat_that_cannot_be_read_blinds_nobody_for_good(
     finally:
         await pipeline.close()
         store.close()
+
+
+async def test_what_is_abandoned_while_redis_is_away_is_cancelled_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    server = EmbeddedRedis(tmp_path / "redis", persistent=True)
+    server.start()
+    pipeline = PipelineClient(PipelineSettings(redis_url=server.url, data_dir=tmp_path))
+    try:
+        await pipeline.start()
+        await pipeline.submit(Request("r1", "m", [1, 2], SamplingParams(max_tokens=4)))
+        await asyncio.to_thread(server.stop)
+        await pipeline.abandon(["r1", "unknown"])
+        await asyncio.to_thread(server.start)
+
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(StoreUnavailable):
+                    status = await pipeline.status("r1")
+                    if status is not None and status.state is RequestState.CANCELLED:
+                        break
+                await asyncio.sleep(0.05)
+    finally:
+        await pipeline.close()
+        server.stop()

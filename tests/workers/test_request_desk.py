@@ -260,3 +260,58 @@ async def test_what_is_given_back_can_be_claimed_by_another(
     assert slip.outcome() == "superseded"
     assert (office.client.hget("request:r1", "state") or b"").decode() == "queued"
     assert (office.client.hget("request:r1", "losses") or b"").decode() == "0"
+
+
+def beat(office: Office) -> None:
+    """A sign of life, as the worker's heartbeat thread gives it."""
+    told = office.ledger.beat("w1", 4.0, "{}")
+    office.desk.compare(told.num_owned)
+
+
+async def test_a_request_whose_end_the_store_has_forgotten_is_given_back(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway, max_tokens=20)
+    slip = office.open()
+    wait_until(lambda: office.num_logged() >= 3)
+    names = ("request:r1", "tokens:r1", "running:w1", "deadlines")
+    before = {name: office.client.dump(name) for name in names}
+    assert slip.outcome() == "finished"
+    whole = office.records()
+    # A replica that took over did not have the last writes yet.
+    for name, data in before.items():
+        office.client.restore(name, 0, data, replace=True)
+    assert (office.client.hget("request:r1", "state") or b"").decode() == "running"
+
+    for _ in range(3):
+        beat(office)
+
+    assert (office.client.hget("request:r1", "state") or b"").decode() == "queued"
+    assert (office.client.hget("request:r1", "losses") or b"").decode() == "0"
+    assert office.open().outcome() == "finished"
+    assert office.records() == whole
+
+
+async def test_what_runs_here_is_never_taken_for_a_stray(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway, max_tokens=60)
+    slip = office.open()
+    while not slip.done.is_set():
+        beat(office)
+        office.desk.compare(9)  # a count that cannot be ours: they are looked at one by one
+
+    assert slip.outcome() == "finished"
+    assert (office.client.hget("request:r1", "attempt") or b"").decode() == "1"
+
+
+async def test_a_request_of_a_newer_build_is_failed_at_once(
+    office: Office, gateway: ClientLedger
+) -> None:
+    await submit(gateway)
+    office.client.hset("request:r1", "sampling", '{"max_tokens": 8, "of_2031": 1}')
+
+    assert office.open().outcome() == "ignored"
+    ending = (office.client.hget("request:r1", "ending") or b"").decode()
+    assert ending == "error:internal_error"
+    assert office.desk.num_open == 0

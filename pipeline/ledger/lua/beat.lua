@@ -1,5 +1,6 @@
--- A worker's sign of life. ARGV: worker, lease ms, JSON of its state. Returns {now ms, cancelled ids, order, comes back}:
--- the order is the time limit in s of a drain, or false; 'comes back' is '1' if another shall follow it.
+-- A worker's sign of life. ARGV: worker, lease ms, JSON of its state. Returns {now ms, cancelled ids, order, comes back, owned}:
+-- the order is the time limit in s of a drain, or false; 'comes back' is '1' if another shall follow it; it owns
+-- so many requests.
 local worker = ARGV[1]
 local now = now_ms()
 redis.call('SET', 'lease:' .. worker, now, 'PX', ARGV[2])
@@ -12,4 +13,4 @@ else
   redis.call('HDEL', 'slots', worker)
 end
 return {now, redis.call('SPOP', 'cancels:' .. worker, 1000), redis.call('HGET', 'drains', worker),
-  redis.call('HGET', 'drains', worker .. ':comes_back')}
+  redis.call('HGET', 'drains', worker .. ':comes_back'), redis.call('SCARD', 'running:' .. worker)}

@@ -2,8 +2,10 @@
 -- It is proven who killed it if one request was alone on it, or was the only one on trial there, or the
 -- only one that was on a lost worker before. Then only that one is charged, and those who were charged
 -- with it for its earlier crashes are not any more. Without a proof everybody is charged.
--- Asked again, the verdict stands. Returns the id that is proven guilty, or false.
+-- Asked again, the verdict stands. Returns the id that is proven guilty, or false. A worker that has a lease
+-- again is not lost.
 local worker = ARGV[1]
+if redis.call('EXISTS', 'lease:' .. worker) == 1 then return false end
 local verdict = 'crash:' .. worker
 local members = redis.call('SMEMBERS', 'running:' .. worker)
 if #members == 0 or redis.call('EXISTS', verdict) == 1 then return false end

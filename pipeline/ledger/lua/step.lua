@@ -6,7 +6,7 @@
 -- stale attempts were fenced off; a short log lost its end with the store and must be written again from
 -- the start; messages are of requests that got the room of those that ended.
 local worker, retention = ARGV[1], ARGV[2]
-local stale, short, groups, out = {}, {}, {}, {}
+local stale, short, groups, out, cancelled = {}, {}, {}, {}, {}
 local freed  -- the model that has room again; a worker serves one
 
 -- True if the log now ends with these bytes at this offset.
@@ -26,7 +26,7 @@ local i = 4
 for _ = 1, tonumber(ARGV[3]) do
   local id, offset, bytes, ending = ARGV[i], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4]
   local key = request_key(id)
-  local r = redis.call('HMGET', key, 'owner', 'attempt', 'watchers', 'owed', 'trial', 'state')
+  local r = redis.call('HMGET', key, 'owner', 'attempt', 'watchers', 'owed', 'trial', 'state', 'cancel')
   if r[1] ~= worker or r[2] ~= ARGV[i + 1] then
     stale[#stale + 1] = id
     stale[#stale + 1] = ARGV[i + 1]
@@ -39,6 +39,11 @@ for _ = 1, tonumber(ARGV[3]) do
   elseif #bytes > 0 and not append(tokens_key(id), offset, bytes) then
     short[#short + 1] = id
   else
+    -- Said with every step: the worker may have missed it, or not have had the request when it was told.
+    if r[7] and ending == '' then
+      redis.call('SREM', 'cancels:' .. worker, id)
+      cancelled[#cancelled + 1] = id
+    end
     local item = ARGV[i + 7]
     if r[4] then freed = settle(id, r[4]) end
     if r[5] and #bytes > 0 then pass_trial(id, now_ms(), out) end
@@ -70,4 +75,5 @@ for watchers, items in pairs(groups) do
   for channel in string.gmatch(watchers, '%S+') do redis.call('PUBLISH', channel, message) end
 end
 if freed then release_all(freed, out) end
-return {redis.call('SPOP', 'cancels:' .. worker, 1000), stale, short, out}
+for _, id in ipairs(redis.call('SPOP', 'cancels:' .. worker, 1000)) do cancelled[#cancelled + 1] = id end
+return {cancelled, stale, short, out}

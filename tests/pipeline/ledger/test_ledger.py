@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from pipeline.errors import Overloaded, RequestExists, StoreUnavailable
-from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, TailHint
+from pipeline.ledger.claim import ClaimedRequest, ClaimRefusal, ClaimUnreadable, TailHint
 from pipeline.ledger.client_ledger import ClientLedger
 from pipeline.ledger.messages import QueueMessage
 from pipeline.ledger.store import connect
@@ -273,6 +273,43 @@ async def test_cancelling_a_running_request_reaches_its_worker_in_step_and_beat(
     assert write(worker_ledger, "w1", 0, 65).cancelled == ["r1"]
     assert await client_ledger.cancel("r1")
     assert worker_ledger.beat("w1", 4.0, "{}")[1] == ["r1"]
+
+
+async def test_a_worker_that_missed_a_cancellation_hears_of_it_with_each_step(
+    client_ledger: ClientLedger, worker_ledger: WorkerLedger, make_request: MakeRequest
+) -> None:
+    await client_ledger.submit(make_request(), "prefill.m", "gateway:g")
+    claim(worker_ledger)
+    await client_ledger.cancel("r1")
+    assert worker_ledger.beat("w1", 4.0, "{}").cancelled == ["r1"], "and the answer gets lost"
+
+    assert write(worker_ledger, "w1", 0, 65).cancelled == ["r1"]
+    assert write(worker_ledger, "w1", 1, 66).cancelled == ["r1"]
+    assert write(worker_ledger, "w1", 2, 67, ending="cancelled").cancelled == []
+
+
+async def test_a_request_of_a_newer_build_is_failed_at_once_and_by_its_owner_only(
+    client_ledger: ClientLedger,
+    worker_ledger: WorkerLedger,
+    make_request: MakeRequest,
+    client: redis.Redis,
+) -> None:
+    await client_ledger.submit(make_request(), "prefill.m", "gateway:g")
+    client.hset("request:r1", "sampling", '{"max_tokens": 8, "stop": ["SECRET"], "of_2031": 1}')
+    with pytest.raises(ClaimUnreadable) as unreadable:
+        worker_ledger.claim("r1", "w1", ("prefill.m",))
+    cause = unreadable.value.__cause__
+    assert "SECRET" not in f"{cause}", "not for the log"
+
+    worker_ledger.end_unreadable("w2", unreadable.value)
+    status = await client_ledger.status("r1")
+    assert status is not None
+    assert status.state is RequestState.RUNNING, "another may not end it; what is known is shown"
+    worker_ledger.end_unreadable("w1", unreadable.value)
+    status = await client_ledger.status("r1")
+    assert status is not None
+    assert status.ending == Ending(failure=FailureCode.INTERNAL_ERROR)
+    assert status.sampling == SamplingParams(max_tokens=8, stop=("SECRET",))
 
 
 async def test_a_cancelled_request_of_a_lost_worker_is_not_run_again(

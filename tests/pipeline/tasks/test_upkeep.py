@@ -17,7 +17,7 @@ from pipeline.ledger.store import connect, connect_async
 from pipeline.ledger.worker_ledger import WorkerLedger
 from pipeline.protocol.request import Priority, Request
 from pipeline.protocol.sampling import SamplingParams
-from pipeline.scheduling.fleet import Role, WorkerState, queues_of
+from pipeline.scheduling.fleet import Fleet, Role, WorkerState, queues_of
 from pipeline.tasks.app import make_app
 from pipeline.tasks.publisher import Publisher
 from pipeline.tasks.upkeep import LOST_MESSAGE_MS, Upkeep
@@ -277,3 +277,23 @@ async def test_a_queue_in_which_a_request_waits_is_not_forgotten(shop: Shop) -> 
 
     assert shop.overview.queues() == ["decode.m.a"]
     assert shop.overview.num_messages("decode.m.a") == 1
+
+
+async def test_a_leader_that_was_frozen_in_its_round_harms_no_worker_that_is_back(
+    shop: Shop,
+) -> None:
+    shop.beat("d1", Role.DECODE)
+    shop.beat("d2", Role.DECODE, "b")
+    await shop.submit("r1", "decode.m.a")
+    shop.ledger.claim("r1", "d1", ("decode.m.a",))
+    now_ms, beats = shop.overview.beats()
+
+    # It had found the lease gone before it froze; meanwhile the worker is back.
+    shop.upkeep._take_from_lost(Fleet.decode(beats, now_ms), "d1", now_ms)
+
+    assert shop.overview.is_alive("d1")
+    assert shop.client.hexists("slots", "d1")
+    assert shop.field("r1", "state") == "running"
+    shop.lose("d1")
+    shop.upkeep.tick(100.0)
+    assert shop.field("r1", "losses") == "1", "no verdict of that round stands"

@@ -256,3 +256,24 @@ async def test_a_follower_that_is_cancelled_ends_at_once(line: Line, num_turns: 
 
     assert not alive
     assert line.hub.num_streams == 0
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"nonsense", b"\x91\x91\x05", b"\x93\x01\x02\x03", b"\xc1"]
+)
+async def test_a_message_that_makes_no_sense_costs_nobody_the_bell(
+    line: Line, message: bytes
+) -> None:
+    await line.submit()
+    following = asyncio.create_task(line.follow())
+    line.write(1)
+    await line.until_got(1)
+    line.client.publish("gateway:g1", message)
+    line.write(2)
+    await line.until_got(3)
+    # The subscription that heard the nonsense is still the one that hears of the tokens.
+    assert line.hub.num_reconnects == 0
+    line.write(1, ending="stop")
+    await asyncio.wait_for(following, 2)
+
+    assert line.got == line.expected()
