@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from gateway.auth import KeyRing
 from gateway.batch_desk import BatchDesk
+from gateway.body import BodyReader
 from gateway.drain import Drain
 from gateway.edge import Edge
 from gateway.http_errors import install_error_handlers
@@ -62,6 +63,9 @@ def make_services(gateway: GatewaySettings, pipeline: PipelineSettings) -> Servi
         models=make_catalog(gateway, pipeline, client),
         keys=KeyRing.load(gateway.keys_file),
         rates=RateLimiter(pipeline.redis_url),
+        bodies=BodyReader(
+            gateway.max_body_bytes, gateway.max_pending_body_bytes, gateway.read_timeout_s
+        ),
         metrics=GatewayMetrics(),
         drain=Drain(gateway.drain_s),
         encoding=ThreadPoolExecutor(gateway.encode_threads, thread_name_prefix="encode"),

@@ -4,6 +4,7 @@ RequestRefused (pipeline.intake.errors)
 ├── HttpBroken            400  invalid_http             → speak HTTP/1.1
 ├── NotFound              404  not_found                → check path or id
 ├── MethodNotAllowed      405  method_not_allowed       → see Allow
+├── BodyStalled           408  request_timeout          → send the body without long pauses
 ├── BodyTooLarge          413  request_too_large        → send less
 ├── MediaTypeUnsupported  415  unsupported_media_type   → send what it says, not compressed
 ├── HeadTooLarge          431  headers_too_large        → send fewer or shorter headers
@@ -73,6 +74,14 @@ class BodyTooLarge(RequestRefused):
     def __init__(self, max_bytes: int) -> None:
         message = f"The body is larger than {max_bytes} bytes."
         super().__init__(413, INVALID_REQUEST, "request_too_large", None, message)
+
+
+class BodyStalled(RequestRefused):
+    """The client began a body and sent nothing more for long."""
+
+    def __init__(self) -> None:
+        message = "The body did not arrive in time."
+        super().__init__(408, INVALID_REQUEST, "request_timeout", None, message)
 
 
 class MediaTypeUnsupported(RequestRefused):
@@ -146,7 +155,7 @@ class TenantFull(RequestRefused):
 
 
 class QueueFull(RequestRefused):
-    """Too many requests wait already, or this one would wait too long."""
+    """Too many requests wait already, or this one would wait too long, or the memory for bodies is full."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(503, SERVER_ERROR, "overloaded", None, "Too many requests wait already.")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from gateway.auth import ApiKey, KeyRing
-from gateway.body import read_body
+from gateway.body import BodyReader
 from gateway.drain import Drain
 from gateway.http_errors import RightMissing
 from gateway.key_rights import Right
@@ -38,6 +38,7 @@ class Services:
     models: ModelCatalog
     keys: KeyRing
     rates: RateLimiter
+    bodies: BodyReader
     metrics: GatewayMetrics
     drain: Drain
     encoding: ThreadPoolExecutor
@@ -97,12 +98,12 @@ class Services:
         key = self._key(request)
         self.drain.refuse_new_work()
         _tell(request, await self.rates.spend_request(key.limits, key.key_id))
-        data = await read_body(request, self.settings.max_body_bytes)
+        async with self.bodies.read(request) as data:
 
-        def parse_and_build() -> _Built:
-            return build(parse_json_object(data), key.caller)
+            def parse_and_build() -> _Built:
+                return build(parse_json_object(data), key.caller)
 
-        return await self.models.run(self.encoding, parse_and_build)
+            return await self.models.run(self.encoding, parse_and_build)
 
     async def build(
         self, kind: AnswerKind, body: dict[str, Any], caller: Caller, answer_id: str

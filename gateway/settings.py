@@ -27,6 +27,11 @@ class GatewaySettings(BaseSettings):
     )
     tls_key_file: Path | None = Field(default=None, description="its private key in PEM")
     max_body_bytes: int = Field(default=20 * MIB, ge=1024, description="most of one request's body")
+    max_pending_body_bytes: int = Field(
+        default=256 * MIB,
+        ge=1024,
+        description="most of all bodies in memory, being read or encoded; more are refused",
+    )
     max_file_bytes: int = Field(default=200 * MIB, ge=1024, description="most of one upload")
     drain_s: float = Field(default=30.0, ge=0, description="time for running streams at a stop")
     keys_file: Path | None = Field(
@@ -52,6 +57,9 @@ class GatewaySettings(BaseSettings):
     )
     write_timeout_s: float = Field(
         default=60.0, gt=0, description="a client that takes no byte so long is given up"
+    )
+    read_timeout_s: float = Field(
+        default=60.0, gt=0, description="a client that stops so long in a body is given up"
     )
     strict_fields: bool = Field(
         default=False, description="fields that would be passed over are refused"

@@ -10,8 +10,8 @@ from typing import BinaryIO
 from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
+from gateway.body import arriving_parts
 from gateway.http_errors import BodyTooLarge, MediaTypeUnsupported
 from pipeline.batch.batch_body import MAX_LIFETIME_S, MIN_LIFETIME_S
 from pipeline.batch.records import FilePurpose
@@ -34,12 +34,15 @@ class Upload:
 
 
 @asynccontextmanager
-async def read_upload(request: Request, max_bytes: int) -> AsyncIterator[Upload]:
+async def read_upload(request: Request, max_bytes: int, stall_s: float) -> AsyncIterator[Upload]:
     """The file of an upload for batches; its content is gone when the block ends.
+
+    `stall_s` is how long the client may send nothing.
 
     Raises:
         MediaTypeUnsupported: not multipart/form-data.
         BodyTooLarge: the file has more than `max_bytes`.
+        BodyStalled: the client stopped in the middle.
         BrokenBody: the form is broken, or the client went away.
         InvalidField, UnsupportedField: a field is missing or has a wrong value.
     """
@@ -51,7 +54,7 @@ async def read_upload(request: Request, max_bytes: int) -> AsyncIterator[Upload]
         raise BrokenBody("The Content-Length is not a number.")
     if int(announced) > max_bytes + _ENVELOPE_BYTES:
         raise BodyTooLarge(max_bytes)
-    parser = _FormParser(request, max_bytes)
+    parser = _FormParser(request, max_bytes, stall_s)
     try:
         upload = _check(await _parsed(parser))
         if _size(upload.content) > max_bytes:
@@ -64,10 +67,10 @@ async def read_upload(request: Request, max_bytes: int) -> AsyncIterator[Upload]
 class _FormParser(MultiPartParser):
     """Starlette's parser, bounded; it forgets to close the file of a form that ends too early."""
 
-    def __init__(self, request: Request, max_bytes: int) -> None:
+    def __init__(self, request: Request, max_bytes: int, stall_s: float) -> None:
         super().__init__(
             request.headers,
-            _bounded(request, max_bytes),
+            _bounded(request, max_bytes, stall_s),
             max_files=1,
             max_fields=_MAX_FIELDS,
             max_part_size=_MAX_FIELD_BYTES,
@@ -83,13 +86,11 @@ async def _parsed(parser: _FormParser) -> FormData:
         return await parser.parse()
     except MultiPartException as error:
         raise BrokenBody(f"The form cannot be read: {error.message}") from error
-    except ClientDisconnect as error:
-        raise BrokenBody("The body ended early.") from error
 
 
-async def _bounded(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _bounded(request: Request, max_bytes: int, stall_s: float) -> AsyncGenerator[bytes, None]:
     num_bytes = 0
-    async for part in request.stream():
+    async for part in arriving_parts(request, stall_s):
         num_bytes += len(part)
         if num_bytes > max_bytes + _ENVELOPE_BYTES:
             raise BodyTooLarge(max_bytes)

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.batch_desk import BatchDesk, now_s
-from gateway.body import read_body
 from gateway.json_answer import json_answer
 from gateway.paging import page_query
 from gateway.services import Services
@@ -32,8 +31,8 @@ def batch_routes(services: Services, desk: BatchDesk) -> APIRouter:
     async def create_batch(request: Request) -> Response:
         caller = services.batch_caller(request)
         services.drain.refuse_new_work()
-        data = await read_body(request, services.settings.max_body_bytes)
-        order = replace(parse_order(parse_json_object(data)), models=caller.models)
+        async with services.bodies.read(request) as data:
+            order = replace(parse_order(parse_json_object(data)), models=caller.models)
         batch = await desk.store(desk.batches.create, caller.tenant, order, now_s())
         desk.wake()
         return json_answer(batch.as_object())

@@ -31,7 +31,8 @@ def file_routes(services: Services, desk: BatchDesk) -> APIRouter:
         tenant = services.batch_caller(request).tenant
         services.drain.refuse_new_work()
         with services.drain.active():
-            async with read_upload(request, services.settings.max_file_bytes) as upload:
+            limits = services.settings
+            async with read_upload(request, limits.max_file_bytes, limits.read_timeout_s) as upload:
                 record = await desk.store(
                     desk.files.create,
                     tenant,
