@@ -222,7 +222,10 @@ class _LogReader:
     async def read(
         self, box: _Mailbox, give_up_after_s: float
     ) -> AsyncIterator[TokensArrived | StreamEnded]:
-        """Replay while behind, follow while not, until the ending."""
+        """Replay while behind, follow while not, until the ending.
+
+        Given up is only after so long without a word from Redis, however long the request runs.
+        """
         clock = asyncio.get_running_loop().time
         patience_until = clock() + give_up_after_s
         ended = False
@@ -236,6 +239,7 @@ class _LogReader:
             else:
                 await asyncio.sleep(RECONNECT_S)
                 continue
+            patience_until = clock() + give_up_after_s
             _heed_cancellation()
             for event in events:
                 yield event

@@ -10,12 +10,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from pipeline.errors import RequestUnknown
+from pipeline.errors import RequestUnknown, StoreUnavailable
 from pipeline.ledger.admission import AdmissionLimits
 from pipeline.ledger.claim import ClaimedRequest
-from pipeline.ledger.client_ledger import ClientLedger
+from pipeline.ledger.client_ledger import ClientLedger, Replay
 from pipeline.ledger.store import connect, connect_async
 from pipeline.ledger.worker_ledger import LogWrite, WorkerLedger
+from pipeline.protocol.failure import Ending, FinishReason
 from pipeline.protocol.request import Request
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.stream import StreamEnded, TokensArrived
@@ -277,3 +278,49 @@ async def test_a_message_that_makes_no_sense_costs_nobody_the_bell(
     await asyncio.wait_for(following, 2)
 
     assert line.got == line.expected()
+
+
+class Fickle(ClientLedger):
+    """Can be away."""
+
+    is_away = False
+    num_refused = 0
+
+    async def watch(self, request_id: str, channel: str, offset_bytes: int) -> Replay | None:
+        if self.is_away:
+            self.num_refused += 1
+            raise StoreUnavailable("away")
+        return await super().watch(request_id, channel, offset_bytes)
+
+
+async def test_a_long_stream_has_as_much_patience_with_redis_as_a_short_one(
+    line: Line, redis_url: str
+) -> None:
+    patience_s = 1.5
+    connection, bell = connect_async(redis_url), connect_async(redis_url, num_retries=0)
+    ledger = Fickle(connection, limits=AdmissionLimits(9), retention_s=60)
+    hub = TokenHub(bell, ledger, "g2", give_up_after_s=patience_s)
+    await hub.start()
+    lasting = Line(hub, ledger, line.worker, line.client)
+    await lasting.submit()
+    following = asyncio.create_task(lasting.follow())
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + patience_s + 0.1
+    while clock() < until_s:
+        lasting.write(1)
+        await lasting.until_got(lasting.num_written)
+    ledger.is_away = True
+    line.client.client_kill_filter(_type="pubsub")
+    async with asyncio.timeout(10):
+        while not ledger.num_refused:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
+    ledger.is_away = False
+    lasting.write(1, ending="stop")
+    await asyncio.wait_for(following, 10)
+    await hub.close()
+    await connection.aclose()
+    await bell.aclose()
+
+    assert lasting.ended is not None
+    assert lasting.ended.ending == Ending(reason=FinishReason.STOP)
+    assert lasting.got == lasting.expected()
