@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,22 @@ def away(seconds: float, *, keeps: bool = True) -> Cause:
         else:
             rig.redis_server.kill()
         time.sleep(seconds)
+        rig.redis_server.start()
+
+    return cause
+
+
+def forgetful(seconds: float) -> Cause:
+    """Redis killed, and started again without its last writes, as after a failover to a replica."""
+
+    def cause(rig: Rig) -> None:
+        log = rig.folder / "redis" / "appendonlydir"
+        kept = rig.folder / "redis" / "kept"
+        shutil.copytree(log, kept)
+        time.sleep(seconds)
+        rig.redis_server.kill()
+        shutil.rmtree(log)
+        kept.rename(log)
         rig.redis_server.start()
 
     return cause

@@ -55,6 +55,7 @@ FAULTS = [
     Fault("Redis away 3 s", causes.away(3.0), REDIS_LIMIT_S),
     Fault("Redis away 30 s", causes.away(30.0), REDIS_LIMIT_S),
     Fault("Redis SIGKILL, away 1 s", causes.away(1.0, keeps=False), REDIS_LIMIT_S),
+    Fault("Redis forgets its last second", causes.forgetful(1.0), REDIS_LIMIT_S),
     Fault(
         "Redis lacks replicas 3 s",
         causes.configured("min-replicas-to-write", "1", "0", 3.0),

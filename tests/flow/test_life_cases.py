@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -36,15 +37,21 @@ BOOK = {
     "neighbour": script(*NEIGHBOUR, token_delay_ms=STEP_MS),
     "counted": script(*COUNTED, token_delay_ms=STEP_MS),
     "slow-start": script("late", prefill_delay_ms=400, token_delay_ms=STEP_MS),
+    "waits": script(*COUNTED, prefill_delay_ms=1000, token_delay_ms=STEP_MS),
 }
 RETENTION_S = 2
+DRAIN_S = 5
 GAUGES = ("pointsman_gateway_requests_running", "pointsman_gateway_requests_waiting")
 
 
 @pytest.fixture(scope="module")
 def rig(make_rig: Callable[..., Rig], tmp_path_factory: pytest.TempPathFactory) -> Rig:
     book = write_book(tmp_path_factory.mktemp("life"), BOOK, context_tokens=4096)
-    return make_rig(engine="script", model=book, env={"POINTSMAN_RETENTION_S": str(RETENTION_S)})
+    env = {
+        "POINTSMAN_RETENTION_S": str(RETENTION_S),
+        "POINTSMAN_GATEWAY_DRAIN_S": str(DRAIN_S),
+    }
+    return make_rig(engine="script", model=book, env=env)
 
 
 def num_unacked(rig: Rig) -> int:
@@ -217,6 +224,47 @@ async def test_c074_after_the_retention_the_job_is_gone(rig: Rig) -> None:
         for path in (f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/stream"):
             assert_error(await http.get(path), 404, code="not_found")
         assert_error(await http.delete(f"/v1/jobs/{job_id}"), 404, code="not_found")
+
+
+async def test_c078_a_stop_of_the_gateway_cuts_nobody_off_before_its_time(rig: Rig) -> None:
+    short = [Transcript() for _ in range(10)]
+    endless = Transcript()
+    process = rig.processes["gateway"]
+    async with client(rig) as http:
+        running = [
+            asyncio.create_task(stream(http, "[[counted]]", transcript, max_tokens=60))
+            for transcript in short[:5]
+        ]
+        cut = asyncio.create_task(stream(http, "[[endless]]", endless, max_tokens=3000))
+        await asyncio.gather(*(transcript.has_chunks(1) for transcript in (*short[:5], endless)))
+        running += [
+            asyncio.create_task(stream(http, "[[waits]]", transcript, max_tokens=60))
+            for transcript in short[5:]
+        ]
+        await asyncio.to_thread(wait_until, lambda: rig.redis.zcard("deadlines") == 11)
+        rig.signal("gateway", signal.SIGTERM)
+
+        def is_unready() -> bool:
+            return httpx.get(f"{rig.base_url}/readyz", timeout=5).status_code == 503
+
+        await asyncio.to_thread(wait_until, is_unready, 3)
+        assert not all(transcript.is_done for transcript in short), "they still run"
+        assert (await http.get("/healthz")).status_code == 200
+        refused = await http.post(COMPLETIONS, json=body("new work", max_tokens=2))
+        assert_error(refused, 503, code="draining")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        await asyncio.wait_for(asyncio.gather(*running, cut), DRAIN_S + 10)
+    status = await asyncio.to_thread(process.wait, 10)
+    await asyncio.to_thread(rig.start_gateway)
+    await asyncio.to_thread(rig.wait_ready)
+
+    assert status == 0
+    assert [transcript.text for transcript in short] == ["".join(COUNTED)] * 10
+    assert all(transcript.is_done and transcript.error is None for transcript in short)
+    assert endless.error is not None
+    assert (endless.error["code"], endless.finish_reason) == ("draining", None)
+    assert endless.is_done
+    await asyncio.to_thread(wait_idle, rig, 10)
 
 
 async def test_c153_gauges_fall_to_zero_when_a_hundred_streams_are_cut(rig: Rig) -> None:
