@@ -61,7 +61,7 @@ class EventStreamAnswer(Response):
     """A stream of events, sent as they come.
 
     When the client leaves, stops reading, or the drain time is over, or the stream fails, `on_cut` is
-    awaited; in the last two cases the client is told by an error event first.
+    awaited, which must not raise; in the last two cases the client is told by an error event first.
     """
 
     media_type = "text/event-stream"

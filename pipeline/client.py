@@ -47,6 +47,7 @@ FLEET_REFRESH_S = 0.5
 FLEET_STALE_S = 2.0
 FORGET_S = 5
 MAX_UNWANTED = 10_000
+ABANDON_S = 0.5  # less than a stopping gateway has left for last words
 
 
 class PipelineClient:
@@ -173,25 +174,24 @@ class PipelineClient:
         return await self._ledger.cancel(request_id)
 
     async def abandon(self, request_ids: Sequence[str]) -> None:
-        """Cancel for callers that are gone: as soon as Redis can be told, if not now. Never raises.
+        """Cancel for callers that are gone, now or as soon as Redis can be told. Never raises, soon returns.
 
         At most 10,000 wait for that.
         """
-        cancelling = (self.cancel(request_id) for request_id in request_ids)
-        outcomes = await asyncio.gather(*cancelling, return_exceptions=True)
-        for request_id, outcome in zip(request_ids, outcomes, strict=True):
-            if isinstance(outcome, StoreUnavailable):
-                self._unwanted[request_id] = None
-            elif isinstance(outcome, Exception):
-                log.error("cancel_failed", request_id=request_id, exc_info=outcome)
+        self._unwanted.update(dict.fromkeys(request_ids))
         while len(self._unwanted) > MAX_UNWANTED:
             self._unwanted.pop(next(iter(self._unwanted)))
+        try:
+            async with asyncio.timeout(ABANDON_S):
+                await asyncio.gather(*map(self._cancel_unwanted, request_ids))
+        except (StoreUnavailable, TimeoutError):
+            log.info("cancellation_owed", num_requests=len(self._unwanted))
+        except Exception:
+            log.exception("cancel_failed")
 
-    async def _pay_cancellations(self) -> None:
-        """Cancel what could not be cancelled when it was asked for. Raises `StoreUnavailable`."""
-        for request_id in list(self._unwanted):
-            await self.cancel(request_id)
-            self._unwanted.pop(request_id, None)
+    async def _cancel_unwanted(self, request_id: str) -> None:
+        await self.cancel(request_id)
+        self._unwanted.pop(request_id, None)
 
     async def forget(self, request_ids: Sequence[str]) -> None:
         """Drop ended requests whose tokens nobody will read again, before their retention is over.
@@ -255,7 +255,8 @@ class PipelineClient:
         while True:
             try:
                 await self._refresh()
-                await self._pay_cancellations()
+                for request_id in list(self._unwanted):
+                    await self._cancel_unwanted(request_id)
             except StoreUnavailable:
                 pass  # told to those who ask for it
             except Exception:

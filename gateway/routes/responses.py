@@ -189,7 +189,7 @@ def _stream(
 
     async def abandon() -> None:
         if is_tied and (services.settings.cancel_on_disconnect or services.drain.is_draining):
-            await services.client.cancel(response_id)
+            await services.client.abandon([response_id])
 
     events = follow_indexed(services.client, response_id, 0, voice.sampling)
     return EventStreamAnswer(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pipeline.cli.embedded_redis import EmbeddedRedis
 from pipeline.client import PipelineClient
@@ -61,8 +66,23 @@ async def test_a_heartbeat_that_cannot_be_read_blinds_nobody_for_good(
         store.close()
 
 
+def freeze(server: EmbeddedRedis) -> None:
+    os.kill(server.pid or 0, signal.SIGSTOP)
+
+
+def thaw(server: EmbeddedRedis) -> None:
+    os.kill(server.pid or 0, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("stop_answering", "answer_again"),
+    [(EmbeddedRedis.stop, EmbeddedRedis.start), (freeze, thaw)],
+    ids=["gone", "frozen"],
+)
 async def test_what_is_abandoned_while_redis_is_away_is_cancelled_when_it_is_back(
     tmp_path: Path,
+    stop_answering: Callable[[EmbeddedRedis], None],
+    answer_again: Callable[[EmbeddedRedis], None],
 ) -> None:
     server = EmbeddedRedis(tmp_path / "redis", persistent=True)
     server.start()
@@ -70,11 +90,12 @@ async def test_what_is_abandoned_while_redis_is_away_is_cancelled_when_it_is_bac
     try:
         await pipeline.start()
         await pipeline.submit(Request("r1", "m", [1, 2], SamplingParams(max_tokens=4)))
-        await asyncio.to_thread(server.stop)
-        await pipeline.abandon(["r1", "unknown"])
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(stop_answering, server)
+        async with asyncio.timeout(2):
+            await pipeline.abandon(["r1", "unknown"])
+        await asyncio.to_thread(answer_again, server)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while True:
                 with contextlib.suppress(StoreUnavailable):
                     status = await pipeline.status("r1")
