@@ -5,7 +5,9 @@ BatchError
 ├── ResultsDamaged         a whole line of the output is no result: move the file away, or repair it
 ├── ResultsBusy            another run writes the same file: let it, or choose another file
 ├── GatewayRefuses         the key or the address is wrong: no line would pass
-└── GatewayGone            the gateway stayed away: the same command goes on where this one stopped
+├── GatewayGone            the gateway stayed away: the same command goes on where this one stopped
+├── PipelineRefuses        the model cannot be used from here: no line would pass
+└── PipelineGone           Redis or all workers stayed away: the same command goes on where this one stopped
 """
 
 from __future__ import annotations
@@ -75,3 +77,25 @@ class GatewayGone(BatchError):
         if not self.patience_s:
             return f"no gateway answers at {self.url} ({self.cause}); --url names another"
         return f"{self.url} was away for {self.patience_s:.0f} s ({self.cause})"
+
+
+class PipelineRefuses(BatchError):
+    """Every other line would be refused for the same reason."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"no line can run from here: {self.message}"
+
+
+class PipelineGone(BatchError):
+    """Nothing could be run for longer than the patience."""
+
+    def __init__(self, cause: str, patience_s: float) -> None:
+        super().__init__(cause, patience_s)
+        self.cause, self.patience_s = cause, patience_s
+
+    def __str__(self) -> str:
+        return f"{self.cause}, for {self.patience_s:.0f} s"

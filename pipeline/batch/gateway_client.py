@@ -6,21 +6,16 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httpx
 
 from pipeline.batch.errors import GatewayGone, GatewayRefuses
+from pipeline.batch.line_client import MAX_SERVER_FAILURES, Answer, OnWait, backoff_s
 from pipeline.batch.reader import BatchRequest
 
-FIRST_DELAY_S = 0.5
-MAX_DELAY_S = 30.0
 MAX_RETRY_AFTER_S = 60.0
-# A failure that follows one request around is that request's answer.
-MAX_SERVER_FAILURES = 3
 # Longer than the gateway's deadline for requests at batch priority. A dead peer is found by keep-alive.
 READ_LIMIT_S = 25 * 3600.0
 _KEEPALIVE = (
@@ -31,27 +26,6 @@ _KEEPALIVE = (
 )
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _ALL_LINES_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A final answer: the status, the gateway's request id, and the body as JSON."""
-
-    status: int
-    request_id: str
-    body: Any
-
-    @property
-    def is_success(self) -> bool:
-        """True for a completion, False for an error body."""
-        return self.status == HTTPStatus.OK
-
-    @property
-    def num_tokens(self) -> int:
-        """Generated tokens, as the body's usage says."""
-        usage = self.body.get("usage") if isinstance(self.body, dict) else None
-        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        return count if isinstance(count, int) else 0
 
 
 class GatewayClient:
@@ -68,7 +42,7 @@ class GatewayClient:
         *,
         api_key: str | None,
         patience_s: float,
-        on_wait: Callable[[str], None],
+        on_wait: OnWait,
     ) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._patience_s = patience_s
@@ -85,6 +59,9 @@ class GatewayClient:
             ),
             trust_env=False,
         )
+
+    async def open(self) -> None:
+        """See `LineClient`: it connects when it is first asked."""
 
     async def close(self) -> None:
         """Close the connections; requests in flight are cancelled at the gateway by that."""
@@ -121,7 +98,7 @@ class GatewayClient:
         if time.monotonic() - self._last_answer_s > self._patience_s:
             raise GatewayGone(self._url, self._patience_s, type(error).__name__) from error
         self._on_wait(f"the gateway is away ({type(error).__name__})")
-        await asyncio.sleep(_backoff_s(num_tries))
+        await asyncio.sleep(backoff_s(num_tries))
 
 
 def _is_busy(response: httpx.Response) -> bool:
@@ -143,13 +120,8 @@ def _delay_s(response: httpx.Response, num_tries: int) -> float:
     try:
         asked_s = float(response.headers.get("Retry-After", ""))
     except ValueError:
-        return _backoff_s(num_tries)
+        return backoff_s(num_tries)
     return min(max(asked_s, 0.0), MAX_RETRY_AFTER_S) * random.uniform(1.0, 1.1)  # noqa: S311
-
-
-def _backoff_s(num_tries: int) -> float:
-    longest_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(num_tries - 1, 10))
-    return longest_s * random.uniform(0.75, 1.0)  # noqa: S311 (spreads retries, keeps no secret)
 
 
 def _json(response: httpx.Response) -> Any:

@@ -1,4 +1,4 @@
-"""Runs a batch file through the gateway, so many requests at a time, and can go on later."""
+"""Runs a batch file, so many requests at a time, and can go on later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.batch.errors import BatchError
-from pipeline.batch.gateway_client import Answer, GatewayClient
+from pipeline.batch.gateway_client import GatewayClient
+from pipeline.batch.line_client import Answer, LineClient, OnWait
 from pipeline.batch.reader import BatchRequest, check_requests, read_requests
 from pipeline.batch.results import SYNC_INTERVAL_S, ResultsFile, response_line
 from pipeline.batch.tally import Tally
@@ -33,9 +34,17 @@ class BatchJob:
 
 
 class BatchRunner:
-    """One run of a job. `on_change` hears the tally after each change, on the event loop."""
+    """One run of a job. `on_change` hears the tally after each change, on the event loop.
 
-    def __init__(self, job: BatchJob, on_change: Callable[[Tally], None]) -> None:
+    Lines go through the job's gateway, unless `make_client` makes another client.
+    """
+
+    def __init__(
+        self,
+        job: BatchJob,
+        on_change: Callable[[Tally], None],
+        make_client: Callable[[OnWait], LineClient] | None = None,
+    ) -> None:
         self._job = job
         self._on_change = on_change
         num_requests = check_requests(job.input_path)
@@ -48,13 +57,7 @@ class BatchRunner:
                 self._results.close()
                 raise
         self._tally = Tally(num_requests, self._count_finished(), time.monotonic())
-        self._client = GatewayClient(
-            job.url,
-            job.window,
-            api_key=job.api_key,
-            patience_s=job.patience_s,
-            on_wait=self._note_wait,
-        )
+        self._client = (make_client or self._through_gateway)(self._note_wait)
 
     async def run(self, stop: asyncio.Event) -> Tally:
         """Work until every request has its line, or `stop` is set; returns the tally.
@@ -62,10 +65,11 @@ class BatchRunner:
         Requests in flight at a stop have no line and run again next time.
 
         Raises:
-            GatewayRefuses: no line would pass.
-            GatewayGone: the gateway stayed away.
+            GatewayRefuses, PipelineRefuses: no line would pass.
+            GatewayGone, PipelineGone: nobody answered for too long.
             OSError: a results file cannot be written.
         """
+        await self._client.open()
         pending = self._pending()
         workers = [asyncio.create_task(self._work(pending)) for _ in range(self._job.window)]
         finished = asyncio.gather(*workers)
@@ -87,6 +91,16 @@ class BatchRunner:
             self._results.close()
             self._errors.close()
         return self._tally
+
+    def _through_gateway(self, on_wait: OnWait) -> LineClient:
+        job = self._job
+        return GatewayClient(
+            job.url,
+            job.window,
+            api_key=job.api_key,
+            patience_s=job.patience_s,
+            on_wait=on_wait,
+        )
 
     def _pending(self) -> Iterator[BatchRequest]:
         for request in read_requests(self._job.input_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from pipeline.batch.errors import BatchError
+from pipeline.batch.line_client import LineClient, OnWait
 from pipeline.batch.runner import BatchJob, BatchRunner
 from pipeline.batch.tally import Tally
 
@@ -19,15 +21,19 @@ PLAIN_INTERVAL_S = 5.0
 EXIT_STOPPED = 130
 
 
-def run_batch(job: BatchJob, console: Console) -> int:
-    """Run the job to its end or until Ctrl-C; returns the exit code.
+def run_batch(
+    job: BatchJob,
+    console: Console,
+    make_client: Callable[[OnWait], LineClient] | None = None,
+) -> int:
+    """Run the job to its end or until Ctrl-C; returns the exit code. See `BatchRunner`.
 
     0: every request has its line (refused ones are named in the last sentence). 1: the batch could
     not start or go on. 130: stopped by Ctrl-C or SIGTERM.
     """
     try:
         with _Meter(console) as meter:
-            tally, was_stopped = asyncio.run(_run(job, meter))
+            tally, was_stopped = asyncio.run(_run(job, meter, make_client))
     except (BatchError, OSError) as error:
         console.print(Text(f"batch: {error}"), soft_wrap=True)
         return 1
@@ -39,12 +45,14 @@ def run_batch(job: BatchJob, console: Console) -> int:
     return 0
 
 
-async def _run(job: BatchJob, meter: _Meter) -> tuple[Tally, bool]:
+async def _run(
+    job: BatchJob, meter: _Meter, make_client: Callable[[OnWait], LineClient] | None
+) -> tuple[Tally, bool]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    tally = await BatchRunner(job, meter.show).run(stop)
+    tally = await BatchRunner(job, meter.show, make_client).run(stop)
     return tally, stop.is_set()
 
 

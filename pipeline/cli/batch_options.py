@@ -1,21 +1,34 @@
-"""The options of `pointsman batch`. `run` works through the plain routes, the others by /v1/batches."""
+"""The options of `pointsman batch`.
+
+`run` works through the plain routes, or without a gateway; the others by /v1/batches.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
 from pipeline.batch.api_client import BatchApi
+from pipeline.batch.direct_client import DirectClient
+from pipeline.batch.line_client import LineClient, OnWait
 from pipeline.batch.runner import BatchJob
 from pipeline.cli import batch_remote
 from pipeline.cli.batch_command import run_batch
+from pipeline.cli.operate_options import find_redis_url
+from pipeline.errors import UnknownSettings
+from pipeline.logs import configure_logs
+from pipeline.settings import load_pipeline_settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+NO_GATEWAY = "redis"
 
 batch_app = typer.Typer(
     help="Offline batches. The API key is read from POINTSMAN_API_KEY, so that no process list shows it.",
@@ -40,7 +53,13 @@ def run_command(
     input_path: Input,
     output_path: Output,
     errors_path: Errors = None,
-    url: Url = DEFAULT_URL,
+    url: Annotated[
+        str,
+        typer.Option(
+            help="The gateway; or `redis`: none, straight to the workers through the Redis of "
+            "POINTSMAN_REDIS_URL or of `serve`."
+        ),
+    ] = DEFAULT_URL,
     window: Annotated[int, typer.Option(help="Requests in flight.", min=1, max=4096)] = 32,
     patience_s: Patience = 600.0,
 ) -> None:
@@ -57,7 +76,8 @@ def run_command(
         api_key=_api_key(),
         patience_s=patience_s,
     )
-    raise typer.Exit(run_batch(job, Console()))
+    make_client = _direct_client(patience_s) if url == NO_GATEWAY else None
+    raise typer.Exit(run_batch(job, Console(), make_client))
 
 
 @batch_app.command("submit")
@@ -117,6 +137,16 @@ def fetch_command(
     with _api(url, 0.0) as api:
         code = batch_remote.fetch(api, batch_id, output_path, errors_path, Console())
     raise typer.Exit(code)
+
+
+def _direct_client(patience_s: float) -> Callable[[OnWait], LineClient]:
+    url = find_redis_url(None, None)
+    try:
+        settings = load_pipeline_settings().model_copy(update={"redis_url": url})
+    except (UnknownSettings, ValidationError) as error:
+        raise _refusal(str(error)) from error
+    configure_logs("error", settings.log_format)  # the screen is the batch's
+    return partial(DirectClient, settings, patience_s)
 
 
 def _api(url: str, patience_s: float) -> BatchApi:

@@ -51,7 +51,7 @@ RequestId = Annotated[str, typer.Argument(metavar="REQUEST", help="An id that `d
 
 def status_command(redis_url: RedisUrl = None, data_dir: DataDir = None) -> None:
     """One screen: workers and leases, queues, tiers, counts, the last faults."""
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     console = Console()
     width = None if console.is_terminal else _WIDE
     Console(width=width).print(_asked(lambda: as_screen(read_status(url))))
@@ -78,7 +78,7 @@ def drain_command(
     `pointsman serve` leaves them ended until it is started again, or starts others with --restart.
     Workers that are started there later serve as usual.
     """
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     order = DrainOrder(limit_s, comes_back=restart)
     count = _asked(lambda: drain_node(url, node, order, is_forced=force, say=typer.echo))
     typer.echo(f"{node} is drained: {count} workers left")
@@ -105,7 +105,7 @@ def link_test_command(
     secret in POINTSMAN_KVD_PEER_SECRET. Workers go by the result for a day. Exit code 1 when a link
     could not be measured or is slower than its kind should be.
     """
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     if kept:
         measured = _asked(lambda: kept_links(url))
     else:
@@ -124,7 +124,7 @@ def link_test_command(
 @dlq_app.command("ls")
 def ls_command(redis_url: RedisUrl = None, data_dir: DataDir = None) -> None:
     """List them, the newest first."""
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     console = Console()
     width = None if console.is_terminal else _WIDE
     Console(width=width).print(_asked(lambda: dlq.list_letters(url)))
@@ -135,7 +135,7 @@ def show_command(
     request_id: RequestId, redis_url: RedisUrl = None, data_dir: DataDir = None
 ) -> None:
     """Show one; never its prompt."""
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     typer.echo(_asked(lambda: dlq.show_letter(url, request_id)))
 
 
@@ -144,7 +144,7 @@ def retry_command(
     request_id: RequestId, redis_url: RedisUrl = None, data_dir: DataDir = None
 ) -> None:
     """Queue one again; it goes on after the tokens that it has."""
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     queue = _asked(lambda: dlq.retry_letter(url, request_id))
     typer.echo(f"{request_id} waits in {queue}")
 
@@ -154,7 +154,7 @@ def drop_command(
     request_id: RequestId, redis_url: RedisUrl = None, data_dir: DataDir = None
 ) -> None:
     """Forget one and its prompt."""
-    url = _url(redis_url, data_dir)
+    url = find_redis_url(redis_url, data_dir)
     _asked(lambda: dlq.drop_letter(url, request_id))
     typer.echo(f"{request_id} is dropped")
 
@@ -189,7 +189,8 @@ def _secret(name: str) -> str:
     return value
 
 
-def _url(redis_url: str | None, data_dir: Path | None) -> str:
+def find_redis_url(redis_url: str | None, data_dir: Path | None) -> str:
+    """The one that is given, that of the environment, or that of a `serve` that runs here; ends the command else."""
     directory = DataDirectory(data_dir or default_path())
     url = redis_url or os.environ.get("POINTSMAN_REDIS_URL") or url_of_running(directory.redis)
     if url is None:

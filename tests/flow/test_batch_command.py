@@ -27,13 +27,15 @@ def rig(make_rig: Callable[..., Rig]) -> Rig:
     return make_rig(env=env)
 
 
-def pointsman(rig: Rig, *arguments: object) -> subprocess.CompletedProcess[str]:
+def pointsman(
+    rig: Rig, *arguments: object, url: str | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline.cli.main", "batch", *map(str, arguments)]
     env = {name: text for name, text in os.environ.items() if not name.startswith("POINTSMAN_")}
     return subprocess.run(
-        [*command, "--url", rig.base_url],
+        [*command, "--url", url or rig.base_url],
         cwd=REPOSITORY,
-        env=env,
+        env=env | more,
         capture_output=True,
         text=True,
         timeout=60,
@@ -66,6 +68,35 @@ def test_a_batch_from_the_shell_is_submitted_watched_and_fetched(rig: Rig, tmp_p
     assert json.loads(output.read_text())["custom_id"] == "good"
     assert json.loads(errors.read_text())["response"]["status_code"] == 400
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_file_is_run_without_a_gateway_and_gone_on_with(rig: Rig, tmp_path: Path) -> None:
+    lines = [batch_line(f"r{number}", f"prompt {number}", max_tokens=5) for number in range(12)]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    written(source, *lines[:11], batch_line("bad", max_tokens=-1), lines[11])
+    redis_url = {"POINTSMAN_REDIS_URL": rig.redis_server.url, "POINTSMAN_NODE": "shell"}
+    expected = sdk(rig).completions.create(
+        model="m", prompt="prompt 7", temperature=0, max_tokens=5
+    )
+    rig.kill("gateway")
+    try:
+        ran = pointsman(rig, "run", source, "-o", output, url="redis", **redis_url)
+        again = pointsman(rig, "run", source, "-o", output, url="redis", **redis_url)
+    finally:
+        rig.start_gateway()
+
+    assert ran.returncode == again.returncode == 0, ran.stdout + ran.stderr
+    assert "13 of 13 ended (12 done, 1 failed, 0 from earlier runs)" in ran.stdout
+    assert "13 of 13 ended (0 done, 0 failed, 13 from earlier runs)" in again.stdout
+    results = {
+        entry["custom_id"]: entry for entry in map(json.loads, output.read_text().split("\n")[:-1])
+    }
+    assert set(results) == {f"r{number}" for number in range(12)} | {"bad"}
+    assert results["bad"]["response"]["status_code"] == 400
+    body = results["r7"]["response"]["body"]
+    assert body["choices"][0]["text"] == expected.choices[0].text
+    assert body["usage"]["completion_tokens"] == 5
+    rig.wait_at_rest(5)
 
 
 def test_a_broken_file_and_an_unknown_batch_are_one_sentence(rig: Rig, tmp_path: Path) -> None:
