@@ -101,6 +101,8 @@ class ClientLedger:
         if request.priority is not Priority.BATCH:
             fields["first_limit_ms"] = int(self._deadlines.first_token_s * 1000)
             fields["gap_limit_ms"] = int(self._deadlines.token_gap_s * 1000)
+            if request.job is None:
+                fields["tied"] = 1  # nobody can come back for it
         if request.job is not None:
             fields |= _job_fields(request.job)
         # Should the ending get lost with everything that could write it, the key still goes away.

@@ -8,6 +8,24 @@
 local worker, retention = ARGV[1], ARGV[2]
 local stale, short, groups, out, cancelled = {}, {}, {}, {}, {}
 local freed  -- the model that has room again; a worker serves one
+local DESERTED_MS = 10000
+
+-- A request that ends with its connection, of which no gateway hears any more: that of its client died. A
+-- gateway that only lost its subscription is back sooner, and says so (watch.lua).
+local function desert(ids)
+  local now = now_ms()
+  for _, id in ipairs(ids) do
+    local r = redis.call('HMGET', request_key(id), 'tied', 'deserted_ms', 'state')
+    if r[1] and r[3] == 'running' then
+      if not r[2] then
+        redis.call('HSET', request_key(id), 'deserted_ms', now)
+      elseif now - tonumber(r[2]) > DESERTED_MS then
+        redis.call('HSET', request_key(id), 'cancel', 1)
+        cancelled[#cancelled + 1] = id
+      end
+    end
+  end
+end
 
 -- True if the log now ends with these bytes at this offset.
 local function append(log, offset, bytes)
@@ -63,8 +81,9 @@ for _ = 1, tonumber(ARGV[3]) do
     end
     local watchers = r[3] or ''
     local group = groups[watchers]
-    if not group then group = {}; groups[watchers] = group end
+    if not group then group = {ids = {}}; groups[watchers] = group end
     group[#group + 1] = item
+    group.ids[#group] = id
   end
   i = i + 8
 end
@@ -72,7 +91,11 @@ for watchers, items in pairs(groups) do
   -- MessagePack array of up to 2^16 items.
   local count = #items
   local message = string.char(0xdc, math.floor(count / 256), count % 256) .. table.concat(items)
-  for channel in string.gmatch(watchers, '%S+') do redis.call('PUBLISH', channel, message) end
+  local num_heard = 0
+  for channel in string.gmatch(watchers, '%S+') do
+    num_heard = num_heard + redis.call('PUBLISH', channel, message)
+  end
+  if num_heard == 0 then desert(items.ids) end
 end
 if freed then release_all(freed, out) end
 for _, id in ipairs(redis.call('SPOP', 'cancels:' .. worker, 1000)) do cancelled[#cancelled + 1] = id end

@@ -12,5 +12,6 @@ if not string.find(' ' .. known .. ' ', ' ' .. channel .. ' ', 1, true) then
   for name in string.gmatch(known, '%S+') do if #names < 8 then names[#names + 1] = name end end
   redis.call('HSET', key, 'watchers', table.concat(names, ' '))
 end
+redis.call('HDEL', key, 'deserted_ms')
 local log = redis.call('GETRANGE', tokens_key(id), ARGV[3], -1)
 return {r[3] or '', log, tonumber(r[4]), tonumber(r[5]), tonumber(r[6] or 0)}
