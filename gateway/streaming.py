@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.drain import Drain
 from gateway.http_errors import Crashed, Draining
 from gateway.sse import EventWriter
-from pipeline.intake.run import end_tasks
+from pipeline.cancellation import end_tasks
 
 log = structlog.get_logger(__name__)
 _Result = TypeVar("_Result")

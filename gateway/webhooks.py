@@ -20,6 +20,7 @@ import structlog
 
 from gateway.metrics import GatewayMetrics
 from gateway.webhook_target import TargetRefused, check_url, resolve
+from pipeline.cancellation import end_tasks
 from pipeline.errors import StoreUnavailable
 from pipeline.intake.errors import RequestRefused
 from pipeline.ledger.webhooks import DueWebhook, WebhookQueue
@@ -55,9 +56,7 @@ class WebhookSender:
     async def close(self) -> None:
         """Stop; what is under way comes again when its lease is over."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end_tasks(self._task)
         if self._http is not None:
             await self._http.aclose()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
+from pipeline.cancellation import end_tasks
 from pipeline.errors import StoreUnavailable
 from pipeline.ledger.admission import AdmissionLimits, TokenDeadlines
 from pipeline.ledger.backlog import Backlog, read_backlog
@@ -103,12 +103,7 @@ class PipelineClient:
 
     async def close(self) -> None:
         """Stop all that `start` began. Requests go on without us."""
-        if self._refresher is not None:
-            self._refresher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._refresher
-        if self._look is not None:
-            self._look.cancel()
+        await end_tasks(*(task for task in (self._refresher, self._look) if task is not None))
         await asyncio.to_thread(self._upkeep.close)
         await self._hub.close()
         self._publishing.close()

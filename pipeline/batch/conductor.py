@@ -26,11 +26,11 @@ from pipeline.batch.result_files import ResultFiles
 from pipeline.batch.result_writer import ResultWriter
 from pipeline.batch.slots import SlotBook, wanted_window
 from pipeline.batch.validation import Validator
+from pipeline.cancellation import end_tasks
 from pipeline.client import PipelineClient
 from pipeline.errors import StoreUnavailable
 from pipeline.intake.build import Caller
 from pipeline.intake.model_catalog import ModelCatalog
-from pipeline.intake.run import end_tasks
 
 log = structlog.get_logger(__name__)
 

@@ -19,8 +19,8 @@ from pipeline.batch.line_store import LineStore
 from pipeline.batch.records import BatchRecord
 from pipeline.batch.result_writer import ResultWriter
 from pipeline.batch.slots import SlotBook, Slots
+from pipeline.cancellation import end_tasks
 from pipeline.errors import StoreUnavailable
-from pipeline.intake.run import end_tasks
 
 log = structlog.get_logger(__name__)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from pipeline.cancellation import end_tasks
 from pipeline.client import PipelineClient
 from pipeline.errors import PipelineError
 from pipeline.intake.build import Generation
@@ -18,7 +19,6 @@ from pipeline.protocol.request import Request
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.stream import PromptScored, RequestUsage, StreamEnded, StreamEvent
 
-CANCEL_AGAIN_S = 0.05
 _SCORES_LOST = Ending(failure=FailureCode.INTERNAL_ERROR)
 MAX_EVENTS_AHEAD = 256  # of a reader that is slower than the model
 
@@ -81,21 +81,6 @@ async def follow_all(
             yield index, event
     finally:
         await end_tasks(*tasks)
-
-
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they are over; what they raise is of no interest any more.
-
-    One cancellation is not enough: redis-py and, before Python 3.12, `asyncio.wait_for` can lose it.
-    """
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        done, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
-        for task in done:
-            if not task.cancelled():
-                task.exception()
 
 
 async def run_whole(

@@ -17,6 +17,7 @@ import msgpack
 import redis.asyncio
 import structlog
 
+from pipeline.cancellation import end_tasks
 from pipeline.errors import RequestUnknown, StoreUnavailable
 from pipeline.ledger.client_ledger import ClientLedger, Replay
 from pipeline.ledger.keys import gateway_channel
@@ -30,7 +31,6 @@ MAX_BUFFERED_MESSAGES = 256
 SILENCE_S = 3.0
 RECONNECT_S = 0.2
 PING_S = 5.0
-CLOSE_S = 0.5
 
 
 class LogPart(NamedTuple):
@@ -107,11 +107,7 @@ class TokenHub:
     async def close(self) -> None:
         """Stop listening."""
         self._is_closing = True
-        # A cancellation that meets redis-py in the middle of connecting can get lost there.
-        while alive := [task for task in self._tasks if not task.done()]:
-            for task in alive:
-                task.cancel()
-            await asyncio.wait(alive, timeout=CLOSE_S)
+        await end_tasks(*self._tasks)
 
     async def _doubt_silence(self) -> None:
         """Make streams that heard nothing for a while look at the log: a bell can get lost.

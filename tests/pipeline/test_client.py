@@ -24,6 +24,9 @@ from pipeline.scheduling.fleet import Role, WorkerState
 from pipeline.settings import PipelineSettings
 
 
+LIMIT_S = 20.0
+
+
 async def test_those_who_look_at_the_workers_at_once_share_one_look(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -105,3 +108,19 @@ async def test_what_is_abandoned_while_redis_is_away_is_cancelled_when_it_is_bac
     finally:
         await pipeline.close()
         server.stop()
+
+
+async def test_a_client_that_is_closed_while_it_connects_ends(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """redis-py can swallow a cancellation that meets it there."""
+    settings = PipelineSettings(redis_url=redis_url, data_dir=tmp_path)
+    for number in range(10):
+        pipeline = PipelineClient(settings)
+        await pipeline.start()
+        for _ in range(number):
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(pipeline.close())
+        done, _ = await asyncio.wait({closing}, timeout=LIMIT_S)
+        closing.cancel()
+        assert done
