@@ -23,7 +23,6 @@ from pipeline.protocol.sampling import SamplingParams
 from pipeline.scheduling.fleet import Role, WorkerState
 from pipeline.settings import PipelineSettings
 
-
 LIMIT_S = 20.0
 
 
