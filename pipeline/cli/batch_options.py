@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.batch.api_client import BatchApi
-from pipeline.batch.direct_client import DirectClient
 from pipeline.batch.line_client import LineClient, OnWait
 from pipeline.batch.runner import BatchJob
 from pipeline.cli import batch_remote
@@ -140,6 +139,8 @@ def fetch_command(
 
 
 def _direct_client(patience_s: float) -> Callable[[OnWait], LineClient]:
+    from pipeline.batch.direct_client import DirectClient  # noqa: PLC0415  # loads Celery and tokenizers
+
     url = find_redis_url(None, None)
     try:
         settings = load_pipeline_settings().model_copy(update={"redis_url": url})
