@@ -14,7 +14,7 @@ from pipeline.ledger.messages import QueueMessage
 from pipeline.ledger.store import connect
 from pipeline.ledger.worker_ledger import LogWrite, StepReply, WorkerLedger
 from pipeline.protocol.failure import Ending, FailureCode, FinishReason
-from pipeline.protocol.request import JobTerms, Priority, Request, RequestState
+from pipeline.protocol.request import Request, RequestState
 from pipeline.protocol.sampling import SamplingParams
 from pipeline.protocol.tokens import TokenRecord, pack_records
 
@@ -286,50 +286,6 @@ async def test_a_worker_that_missed_a_cancellation_hears_of_it_with_each_step(
     assert write(worker_ledger, "w1", 0, 65).cancelled == ["r1"]
     assert write(worker_ledger, "w1", 1, 66).cancelled == ["r1"]
     assert write(worker_ledger, "w1", 2, 67, ending="cancelled").cancelled == []
-
-
-def long_unheard(client: redis.Redis) -> None:
-    client.hincrby("request:r1", "deserted_ms", -11_000)
-
-
-@pytest.mark.parametrize(
-    ("fields", "is_tied"),
-    [({}, True), ({"job": JobTerms()}, False), ({"priority": Priority.BATCH}, False)],
-)
-async def test_a_request_whose_gateway_died_is_cancelled_if_nobody_can_come_back_for_it(
-    client_ledger: ClientLedger,
-    worker_ledger: WorkerLedger,
-    make_request: MakeRequest,
-    client: redis.Redis,
-    fields: dict[str, object],
-    *,
-    is_tied: bool,
-) -> None:
-    await client_ledger.submit(make_request(**fields), "prefill.m", "gateway:dead")
-    claim(worker_ledger)
-    assert write(worker_ledger, "w1", 0, 65).cancelled == [], "it may only have lost its connection"
-    long_unheard(client)
-
-    assert write(worker_ledger, "w1", 1, 66).cancelled == (["r1"] if is_tied else [])
-
-
-async def test_a_gateway_that_is_back_keeps_its_requests(
-    client_ledger: ClientLedger,
-    worker_ledger: WorkerLedger,
-    make_request: MakeRequest,
-    client: redis.Redis,
-) -> None:
-    await client_ledger.submit(make_request(), "prefill.m", "gateway:g")
-    claim(worker_ledger)
-    write(worker_ledger, "w1", 0, 65)
-    long_unheard(client)
-    await client_ledger.watch("r1", "gateway:g", 0)
-    assert write(worker_ledger, "w1", 1, 66).cancelled == []
-    long_unheard(client)
-    with client.pubsub() as bell:
-        bell.subscribe("gateway:g")
-        assert bell.get_message(timeout=5)
-        assert write(worker_ledger, "w1", 2, 67).cancelled == []
 
 
 async def test_a_request_of_a_newer_build_is_failed_at_once_and_by_its_owner_only(
