@@ -100,7 +100,11 @@ class EngineAlone:
 
 
 async def stream(http: httpx.AsyncClient, prompt: list[int], num_tokens: int) -> int:
-    """One stream to its end; the tokens that its usage names."""
+    """One stream to its end; the tokens that its usage names.
+
+    Raises:
+        RuntimeError: it ended with an error.
+    """
     body: dict[str, Any] = {
         "model": "m",
         "prompt": prompt,
@@ -114,6 +118,8 @@ async def stream(http: httpx.AsyncClient, prompt: list[int], num_tokens: int) ->
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
+            if line.startswith('data: {"error"'):
+                raise RuntimeError(f"a stream ended with {line[6:300]}")
             if line.startswith("data: {") and '"usage":{' in line.replace(" ", ""):
                 count = json.loads(line[6:])["usage"]["completion_tokens"]
     return count
