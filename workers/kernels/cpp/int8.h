@@ -20,8 +20,8 @@ constexpr int64_t kInt8AheadBytes = Rows <= 2 ? 2 << 10 : kAheadBytes;
 using Ints = int32_t __attribute__((vector_size(64)));  // GCC spills arrays of __m512i
 
 // Rows in int8, in groups as the products take them, [fours of inputs][rows of the group][4], so that
-// one address reaches them all. For each row and 64 inputs a scale, and -128 times their sum: weights
-// are stored plus 128, because the instruction takes unsigned times signed.
+// one address reaches them all. For each 64 inputs and row, [inputs][rows of the group], a scale, and
+// -128 times their sum: weights are stored plus 128, because the instruction takes unsigned times signed.
 struct Int8Rows {
   int64_t num_groups;  // of inputs
   const int8_t* values;
@@ -72,7 +72,7 @@ inline Int8Rows round_rows(const bf16* inputs, int64_t num_rows, int64_t num_inp
     const int64_t first = groups.first(number), count = groups.first(number + 1) - first;
     for (int64_t row = 0; row < count; ++row) {
       for (int64_t group = 0; group < num_groups; ++group) {
-        const int64_t at = (first + row) * num_groups + group, input = group * kGroupInputs;
+        const int64_t at = first * num_groups + group * count + row, input = group * kGroupInputs;
         round_group(inputs + (first + row) * num_inputs + input, num_inputs - input,
                     values + first * width + input * count + 4 * row, 4 * count, scales + at,
                     offsets + at);
@@ -82,17 +82,15 @@ inline Int8Rows round_rows(const bf16* inputs, int64_t num_rows, int64_t num_inp
   return {num_groups, values, scales, offsets};
 }
 
-// Adds the products of one group of inputs. `columns`: [fours of inputs][32 columns][4]; a row's
-// offset and scale lie `stride` after those of the row before. A function of its own, so that the sums
-// stay in registers.
+// Adds the products of one group of inputs. `columns`: [fours of inputs][32 columns][4]. A function of
+// its own, so that the sums stay in registers; offsets come last, or they would go there by way of
+// memory.
 template <int Rows, bool Streams>
 __attribute__((noinline)) void add_int8_group(const int8_t* values, const uint8_t* columns,
                                               const int32_t* offsets, const float* scales,
-                                              int64_t stride, __m512 (&totals)[Rows][2]) {
+                                              __m512 (&totals)[Rows][2]) {
   Ints sums[Rows][2];
-  for (int row = 0; row < Rows; ++row) {
-    sums[row][0] = sums[row][1] = (Ints)_mm512_set1_epi32(offsets[row * stride]);
-  }
+  for (int row = 0; row < Rows; ++row) sums[row][0] = sums[row][1] = Ints{};
   for (int64_t four = 0; four < kGroupInputs / 4; ++four, columns += 4 * kPanelColumns) {
     if constexpr (Streams) {  // as in add_products
       const char* ahead = reinterpret_cast<const char*>(columns) + kInt8AheadBytes<Rows>;
@@ -109,10 +107,11 @@ __attribute__((noinline)) void add_int8_group(const int8_t* values, const uint8_
     }
   }
   for (int row = 0; row < Rows; ++row) {
-    const __m512 scale = _mm512_set1_ps(scales[row * stride]);
+    const __m512 scale = _mm512_set1_ps(scales[row]);
+    const __m512i offset = _mm512_set1_epi32(offsets[row]);
     for (int half = 0; half < 2; ++half) {
-      totals[row][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)sums[row][half]), scale,
-                                          totals[row][half]);
+      const __m512i whole = _mm512_add_epi32((__m512i)sums[row][half], offset);
+      totals[row][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), scale, totals[row][half]);
     }
   }
 }
@@ -125,9 +124,9 @@ void sum_int8_rows(const Int8Rows& rows, int64_t first, const uint8_t* panel,
   for (int row = 0; row < Rows; ++row) results[row][0] = results[row][1] = zero;
   const int8_t* values = rows.values + first * rows.num_groups * kGroupInputs;
   for (int64_t group = 0; group < rows.num_groups; ++group) {
-    const int64_t at = first * rows.num_groups + group, input = group * kGroupInputs;
+    const int64_t at = first * rows.num_groups + group * Rows, input = group * kGroupInputs;
     add_int8_group<Rows, Streams>(values + input * Rows, panel + input * kPanelColumns,
-                                  rows.offsets + at, rows.scales + at, rows.num_groups, results);
+                                  rows.offsets + at, rows.scales + at, results);
   }
   const __m512 left_scale = _mm512_loadu_ps(column_scales);
   const __m512 right_scale = _mm512_loadu_ps(column_scales + 16);
