@@ -19,11 +19,20 @@ ROOT = namespace_root({"test": "scheduler"})
 class Desk:
     """A scheduler with runs that compute what they are told and sample token 7."""
 
-    def __init__(self, num_blocks: int = 64, *, can_spill: bool = False, **limits: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        can_spill: bool = False,
+        max_cold_blocks: int = 0,
+        **limits: int,
+    ) -> None:
         self.settings = EngineSettings(num_blocks=num_blocks, **limits)  # type: ignore[arg-type]
         self.blocks = BlockPool(num_blocks)
+        below = NoCache()
+        below.max_cold_blocks = max_cold_blocks
         self.scheduler = Scheduler(
-            self.blocks, self.settings, LongRuns(num_blocks, 16, NoCache()), can_spill=can_spill
+            self.blocks, self.settings, LongRuns(num_blocks, 16, below), can_spill=can_spill
         )
         self.num_arrived = 0
 
@@ -279,3 +288,31 @@ def test_a_spilled_run_that_ends_meanwhile_gives_its_blocks_back_once() -> None:
     for run in runs[:2]:
         desk.end(run)
     assert desk.blocks.num_free == 9
+
+
+def test_those_who_come_later_leave_a_long_run_its_window() -> None:
+    """It would preempt them for it, they would come back and take it again, and so on."""
+    desk = Desk(num_blocks=12, max_cold_blocks=100)
+    desk.add(300)
+    desk.admit()
+    short = desk.add(5 * 16)
+    assert desk.admit() == [], "6 blocks, 1 to grow into and 5 of the window are more than 11"
+    desk.end(short)
+    desk.add(4 * 16)
+    assert [run.sequence.request_id for run in desk.admit()] == ["r3"]
+    assert sizes(desk.step()) == [("r1", 6 * 16), ("r3", 4 * 16)]
+
+
+def test_a_long_run_waits_for_the_one_before_and_lets_others_pass() -> None:
+    desk = Desk(num_blocks=12, max_cold_blocks=20)
+    first, second, short = desk.add(300), desk.add(300), desk.add(20)
+    assert desk.admit() == [first, short]
+    assert desk.scheduler.standing_aside() == [second]
+    desk.end(first)
+    assert desk.admit() == [second]
+
+
+def test_a_run_longer_than_its_share_of_dram_fits_nowhere() -> None:
+    desk = Desk(num_blocks=12, max_cold_blocks=20)
+    assert desk.scheduler.fits(desk.add(20 * 16 - 1))
+    assert not desk.scheduler.fits(desk.add(20 * 16))
