@@ -27,6 +27,7 @@ from tiering.stores.slot_header import (
     ENTRY_BYTES,
     STORE_ID_BYTES,
     SlabLayout,
+    is_header,
     is_of_other_layout,
     pack_header,
     pack_superblock,
@@ -121,6 +122,8 @@ class NvmeSlab:
     def scan(self, units: Iterable[int]) -> tuple[dict[int, BlockStamp], list[SlotCorrupt]]:
         """Headers of whole units: slot -> what it holds, and the damaged ones.
 
+        Where an earlier layout had payload now stands what is no header at all: blank, not damaged.
+
         Raises:
             OSError: a table cannot be read.
         """
@@ -130,10 +133,12 @@ class NvmeSlab:
             table = self._read_pages(self._table_offset(unit), self._table_bytes).tobytes()
             for index in range(self.unit_slots):
                 slot = unit * self.unit_slots + index
+                entry = table[index * ENTRY_BYTES :][:ENTRY_BYTES]
                 try:
-                    stamp = self._stamp_in(table[index * ENTRY_BYTES :][:ENTRY_BYTES], slot)
+                    stamp = self._stamp_in(entry, slot)
                 except SlotCorrupt as error:
-                    damaged.append(error)
+                    if is_header(entry):
+                        damaged.append(error)
                     continue
                 if stamp is not None:
                     found[slot] = stamp

@@ -92,6 +92,11 @@ def is_of_other_layout(entry: bytes, store_id: bytes) -> bool:
     return fields is not None and fields[0] == _SLOT_MAGIC and fields[3] != store_id
 
 
+def is_header(entry: bytes) -> bool:
+    """Begins like one. What does not is no damage where an earlier layout may have had its payload there."""
+    return entry.startswith(_SLOT_MAGIC)
+
+
 def unpack_header(entry: bytes, store_id: bytes, slot: int) -> BlockStamp:
     """What a slot says it holds.
 

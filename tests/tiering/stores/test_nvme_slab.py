@@ -68,6 +68,17 @@ def test_a_reopened_slab_knows_its_blocks(tmp_path: Path) -> None:
     slab.close()
 
 
+def test_payload_of_an_old_layout_is_blank_and_no_damage(tmp_path: Path) -> None:
+    slab = open_slab(tmp_path / "slab")
+    for slot in range(slab.num_slots):
+        slab.write(slot, *make_block(slot))
+    slab.lay_out(512)
+    slab.close()
+    again = NvmeSlab(tmp_path / "slab", FILE_BYTES)
+    assert again.scan(range(again.num_units)) == ({}, [])
+    again.close()
+
+
 def test_a_new_layout_forgets_the_blocks_of_the_old_one(tmp_path: Path) -> None:
     slab = open_slab(tmp_path / "slab")
     stamp, payload = make_block(7)
