@@ -184,10 +184,10 @@ def test_silent_peers_do_not_hide_the_one_that_answers(kvds: Pair) -> None:
         ]
         peers = [*(f"127.0.0.1:{port}" for port in silent), theirs.peer_address]
         began_s = time.monotonic()
-        offers = client.survey(keys, peers, wait_s=3.0)
+        offers = client.survey(keys, peers, wait_s=4.0)
         took_s = time.monotonic() - began_s
     assert [offer.num_blocks for offer in offers] == [0] * 7 + [4]
-    assert took_s < 6, "as long as was given for it, and not once more for each turn"
+    assert took_s < LIMIT_S
     assert [about(client, peer).num_failures for peer in peers] == [1] * 7 + [0]
 
 

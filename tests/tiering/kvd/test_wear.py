@@ -63,10 +63,11 @@ def filtered(kvd: KvdProcess) -> KvdClient:
 
 def test_hits_let_every_block_pass_again(kvd: KvdProcess, eventually: Eventually) -> None:
     client = filtered(kvd)
+    kept = use(client, range(200))  # more than DRAM holds
 
     def is_open() -> bool:
-        """What is on the disk is read in turns, longer than DRAM remembers; then a block is offered."""
-        use(client, range(200))
+        """What is on the disk is read in turns, then a block is offered."""
+        use(client, kept)
         put_singly(client, [next(fresh)])
         return not nvme(client).is_admission_filtered
 
