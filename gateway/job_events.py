@@ -24,7 +24,8 @@ class JobWriter:
     The last event has the index after the last token, the text that was held to the end,
     `finish_reason` (`stop`, `length`, `tool_calls`, `cancelled`) and `usage`. A token whose text is held
     has the text "". With `reader` calls of tools are taken out of the text: the token that completes one
-    brings it, in `tool_calls`. Events up to `after` are not sent, but must be fed: text depends on all tokens.
+    brings it, in `tool_calls`. Events up to `after` are not sent, but must be fed: text depends on
+    all tokens.
     """
 
     def __init__(

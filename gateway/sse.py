@@ -70,9 +70,9 @@ class EventWriter(Protocol):
 class ChunkWriter:
     """Chunks of a chat or completions stream.
 
-    The role chunk, or the echoed prompt, goes out with the first token of its choice. Every token that shows text is one
-    event; all events at hand are one write. Each choice has one finish chunk; after the last one
-    come the usage chunk, if asked for, and [DONE].
+    The role chunk, or the echoed prompt, goes out with the first token of its choice. Every token
+    that shows text is one event; all events at hand are one write. Each choice has one finish
+    chunk; after the last one come the usage chunk, if asked for, and [DONE].
     """
 
     def __init__(self, generation: Generation, vocabulary: Vocabulary) -> None:

@@ -56,9 +56,9 @@ class _Span(NamedTuple):
 class KvdMover:
     """Owns one `KvdClient` on a thread of its own; see the port `KvMover`.
 
-    Leases are given back first, then come loads, hand-overs, prefetches piece by piece, and write-through. A daemon that is
-    away makes loads misses and stores no-ops, and is asked again after a back-off that doubles up
-    to 2 s; one that serves other blocks is asked every 30 s.
+    Leases are given back first, then come loads, hand-overs, prefetches piece by piece, and
+    write-through. A daemon that is away makes loads misses and stores no-ops, and is asked again
+    after a back-off that doubles up to 2 s; one that serves other blocks is asked every 30 s.
     """
 
     is_enabled = True
@@ -290,7 +290,8 @@ class KvdMover:
     ) -> int:
         """Write the blocks that kvd lacks and has room for; published all at once or not at all.
 
-        Nothing is published that may have been read from lost cold blocks. On an error the caller drops the connection, which makes kvd abort the reservations.
+        Nothing is published that may have been read from lost cold blocks. On an error the caller
+        drops the connection, which makes kvd abort the reservations.
         """
         started_s = time.perf_counter()
         reservations = client.reserve(span.keys, lifetime_s=lifetime_s, owner=owner)

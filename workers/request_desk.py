@@ -46,9 +46,10 @@ class Ticket(Protocol):
 class RequestDesk:
     """One per worker process.
 
-    `key_root_for` gives the root of block keys for a tenant's salt and a request's own. `hands_over` is true on prefill workers.
-    `grammar_for` brings a request's grammar to where its logged tokens have led; it may take a while.
-    `peers_for` says where the blocks of a request may lie that a worker of that name had before.
+    `key_root_for` gives the root of block keys for a tenant's salt and a request's own.
+    `hands_over` is true on prefill workers. `grammar_for` brings a request's grammar to where its
+    logged tokens have led; it may take a while. `peers_for` says where the blocks of a request may
+    lie that a worker of that name had before.
     """
 
     worker: str

@@ -39,11 +39,11 @@ class Scheduler:
 
     Admission goes strictly by rank (priority, then arrival) and takes the blocks of the whole
     prompt at once, so that a load and the first decode block never wait for each other. While
-    others run, it leaves one block for each of them to grow into, to a long one its window. Decode grows block by block; when
-    the pool is out, the lowest-ranked running sequence gives its blocks back and waits again. With a
-    tier below (`can_spill`), what it has computed is stored first, and who needs the blocks waits
-    for that. A run that is longer than the pool gets no more than a window of it, see `LongRuns`; one
-    that outgrows the pool is preempted, and comes back as such.
+    others run, it leaves one block for each of them to grow into, to a long one its window. Decode
+    grows block by block; when the pool is out, the lowest-ranked running sequence gives its blocks
+    back and waits again. With a tier below (`can_spill`), what it has computed is stored first, and
+    who needs the blocks waits for that. A run that is longer than the pool gets no more than a
+    window of it, see `LongRuns`; one that outgrows the pool is preempted, and comes back as such.
     """
 
     def __init__(

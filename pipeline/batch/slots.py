@@ -16,7 +16,8 @@ def wanted_window(fleet: Fleet, num_own_running: int, max_window: int) -> int:
     """About twice the places that are free or held by our own lines; at least one.
 
     `fleet` are the workers of one model, `num_own_running` its lines that produce tokens now.
-    Heartbeats are up to a second old, so this is an estimate. Without a decode worker nothing is sent that could only wait.
+    Heartbeats are up to a second old, so this is an estimate. Without a decode worker nothing is
+    sent that could only wait.
     """
     workers = [worker for worker in fleet.usable() if worker.can_decode]
     if not workers:

@@ -30,7 +30,8 @@ class ServeOptions:
     `models` are directories, GGUF files or script files; without any, the packaged model is served.
     `workers` are so many of each role for each model.
     `model_bytes`: of all models' workers together, who are then started when they are asked for; None:
-    all stay. `keep_warm` are models that always stay. `flower_port` None leaves Flower out; `redis_url` None starts a Redis of our own.
+    all stay. `keep_warm` are models that always stay. `flower_port` None leaves Flower out;
+    `redis_url` None starts a Redis of our own.
     """
 
     host: str

@@ -49,7 +49,8 @@ class DetokenizeShape(BaseModel):
 def tokenize(find: Callable[[str], Intake], body: Mapping[str, Any]) -> dict[str, Any]:
     """The ids that a completion (`prompt`) or a chat (`messages`) would be computed from.
 
-    `find` gives the model of a name. `add_special_tokens` false leaves out what the model wants before a raw prompt.
+    `find` gives the model of a name. `add_special_tokens` false leaves out what the model wants
+    before a raw prompt.
 
     Raises:
         RequestRefused: any of its subclasses with status 400 or 404; also what `find` raises.

@@ -61,7 +61,8 @@ class Request:
 
     `prompt_tokens` are token ids below the model's vocabulary size, at least one. `tenant_salt` is
     derived from the authenticated key, never from the body; it enters the key of every KV block.
-    `job` is None where the answer belongs to one connection. Deadlines are durations in seconds, counted on the store's clock from submission.
+    `job` is None where the answer belongs to one connection. Deadlines are durations in seconds,
+    counted on the store's clock from submission.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """One engine in a process of its own: reads loads from stdin, a JSON line each, answers with times.
 
-`python engine_driver.py ENGINE MODEL THREADS`, ours as `ours:DTYPE`. Runs in the engine's own environment, so it imports
-nothing of ours unless the engine is ours.
+`python engine_driver.py ENGINE MODEL THREADS`, ours as `ours:DTYPE`. Runs in the engine's own
+environment, so it imports nothing of ours unless the engine is ours.
 
 A load is {"prompts": [[id, ...], ...], "num_tokens": n, "concurrency": c}; the answer
 {"seconds": s, "tokens": [[id, ...], ...], "ttft_ms": mean}. All outputs are greedy and whole: an

@@ -3,9 +3,9 @@
     python tests/bench/nvme.py [--folder DIR] [--file-bytes 1073741824] [--block-bytes 1048576 ...]
 
 Both ways move the same bytes of the same file with the same number of threads, in the slab's order
-of slots; the two alternate, and the median of the pairs' ratios counts. "slab" is what kvd calls: headers and checksums
-included. "plain" is one pwrite or pread of a unit's payload. The file is opened with
-O_DIRECT where that is possible, else the page cache is dropped before each read.
+of slots; the two alternate, and the median of the pairs' ratios counts. "slab" is what kvd calls:
+headers and checksums included. "plain" is one pwrite or pread of a unit's payload. The file is
+opened with O_DIRECT where that is possible, else the page cache is dropped before each read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What each option of sampling costs: 64 rows of 49,152 logits, all options in turns in one run.
 
-`python tests/bench/sampling.py [--rows 64] [--rounds 15]`: CPU milliseconds of one step, and what 63 plain rows
-cost when one row has the option.
+`python tests/bench/sampling.py [--rows 64] [--rounds 15]`: CPU milliseconds of one step, and what
+63 plain rows cost when one row has the option.
 """
 
 from __future__ import annotations

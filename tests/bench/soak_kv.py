@@ -1,14 +1,16 @@
 """The soak of the KV tiers: 24 clients, a pool far too small, every answer compared.
 
 `python tests/bench/soak_kv.py [--requests 20000] [--minutes 30] [--clients 24]`: it ends with
-whichever of the two comes first. A prefill and a decode worker on the digest engine, whose HBM pools, the DRAM
-tier and the NVMe tier hold ever less than the sessions' KV. Sessions of three tenants grow turn by
-turn behind shared prefixes; some turns are `cache: false`, some are left or cancelled on the way.
+whichever of the two comes first. A prefill and a decode worker on the digest engine, whose HBM
+pools, the DRAM tier and the NVMe tier hold ever less than the sessions' KV. Sessions of three
+tenants grow turn by turn behind shared prefixes; some turns are `cache: false`, some are left or
+cancelled on the way.
 
 It must show: every answer equals what the digest engine's rule says (`digest_reference`); at rest no
 block is in use, leased or reserved, and after a purge the tiers are empty; no process grows by more
-than a tenth after the fifth minute (of shorter runs: the first third); logs have at most a line and a half a request. Progress every
-five seconds; the last line is JSON, `passed` is the verdict, and the exit status.
+than a tenth after the fifth minute (of shorter runs: the first third); logs have at most a line and
+a half a request. Progress every five seconds; the last line is JSON, `passed` is the verdict, and
+the exit status.
 """
 
 from __future__ import annotations

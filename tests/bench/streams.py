@@ -1,9 +1,9 @@
 """Many streams at once through one gateway: memory of each process while they run.
 
 Run: python -m tests.bench.streams [--streams 2000] [--tokens 40] [--token-ms 1000]
-A real gateway, Redis and a worker of the script engine on loopback; the clients share the machine. Every stream
-is counted to its last token. Memory is flat if it does not grow between a quarter of the run, when
-all streams have their tokens, and its end.
+A real gateway, Redis and a worker of the script engine on loopback; the clients share the machine.
+Every stream is counted to its last token. Memory is flat if it does not grow between a quarter of
+the run, when all streams have their tokens, and its end.
 """
 
 from __future__ import annotations
