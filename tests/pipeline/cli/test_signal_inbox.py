@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 from pipeline.cli.signal_inbox import SignalInbox
 
 
+@pytest.fixture
+def hang_up_ends() -> Iterator[None]:
+    """SIGHUP as a terminal's program has it, also where these tests run under `nohup`."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, former)
+
+
+@pytest.mark.usefixtures("hang_up_ends")
 def test_signals_to_stop_are_counted_and_the_former_handlers_come_back() -> None:
     former = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     with SignalInbox() as inbox:
