@@ -18,7 +18,8 @@ _WEIGHT = 0.1  # of the newest step in the moving averages
 class EngineStats:
     """A snapshot between two steps.
 
-    free + cached + used == total blocks; cold ones are none of these, see `LongRuns`. Counters run from the start. Averages are moving ones:
+    free + cached + used == total blocks; cold ones are none of these, see `LongRuns`. Counters run
+    from the start. Averages are moving ones:
     prefill_step_s over steps with prompt tokens, decode_step_s over steps of decode rows alone,
     overhead_s the part of a step outside the model. prefill_tokens_per_s is what late steps
     computed over the time they took.
