@@ -20,7 +20,7 @@ _HALF_PANEL = _PANEL_COLUMNS // 2
 _MAX_HEAD_DIM = 256
 _BLOCK_MULTIPLE = 16
 _RUN_BYTES = 32 << 20
-_INT8_INPUTS = 64  # as many inputs of a row share a scale (kGroupInputs of cpp/int8.h)
+_INT8_INPUTS = 64  # as many inputs of a row share a scale (kSliceInputs of cpp/int8.h)
 _INT8_ZERO = 128
 _INT8_ROWS_AT_ONCE = 4096
 
@@ -57,7 +57,7 @@ class NativeOperators:
         Raises:
             NativeKernelsMissing: this machine cannot run it; the reason is in the error.
         """
-        self.name = "native-1-int8" if int8_weights else "native-1"
+        self.name = "native-2-int8" if int8_weights else "native-1"
         self._machine = Machine()
         self._packer = _Packer(int8_weights=int8_weights)
 

@@ -57,64 +57,91 @@ struct Weight {
 
 // Sums of some rows over one panel, from its bias on. A function of its own: inlined, the constants
 // of what becomes of the sums would take registers from them, a third of the speed (measured).
-template <int Rows, bool Streams>
-__attribute__((noinline)) void sum_rows(const bf16* rows, int64_t num_inputs, const bf16* pairs,
-                                        const float* bias, __m512 (&results)[Rows][2]) {
-  const __m512 left = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
-  const __m512 right = bias ? _mm512_loadu_ps(bias + 16) : _mm512_setzero_ps();
-  __m512 sums[Rows][2];
-  for (int row = 0; row < Rows; ++row) sums[row][0] = left, sums[row][1] = right;
-  add_products<Rows, Streams>(rows, num_inputs, pairs, num_inputs / 2, sums);
-  for (int row = 0; row < Rows; ++row) {
-    results[row][0] = sums[row][0];
-    results[row][1] = sums[row][1];
+template <int Rows, bool IsAlone>
+__attribute__((noinline)) void sum_rows(const bf16* rows, int64_t num_inputs, const bf16* panel,
+                                        const float* bias, Ahead<IsAlone> ahead,
+                                        __m512 (&results)[Rows][2]) {
+  for (int half = 0; half < 2; ++half) {
+    const __m512 start = bias ? _mm512_loadu_ps(bias + 16 * half) : _mm512_setzero_ps();
+    for (int row = 0; row < Rows; ++row) results[row][half] = start;
   }
+  add_products<Rows, IsAlone>(rows, num_inputs, panel, num_inputs / 2, ahead, results);
 }
 
-// Calls sum.template operator()<Rows, Streams>(first row, panel, sums), then finish for each row, for
-// each panel and each group of at most 12 rows; groups are of nearly equal size. `row_bytes`: of a
-// row's inputs. Rows are taken in blocks that stay in a core's own cache while the panels pass; where
-// there are enough of them, each thread has rows of its own.
-template <typename Sum, typename Finish>
-void for_each_panel(int64_t num_columns, int64_t num_rows, int64_t row_bytes, const Sum& sum,
-                    const Finish& finish) {
-  constexpr int64_t kBlockBytes = 256 << 10;
-  constexpr int64_t kOwnRows = 48;  // so many pay for reading all weights on each core
-  const RowGroups groups(num_rows);
-  const int64_t groups_per_block = std::max<int64_t>(1, kBlockBytes / (kMaxRows * row_bytes));
-  const int64_t num_panels = (num_columns + kPanelColumns - 1) / kPanelColumns;
-  ThreadPool& pool = ThreadPool::instance();
-  const int64_t num_threads = pool.num_threads();
-  int64_t num_blocks = (groups.count + groups_per_block - 1) / groups_per_block;
-  if (num_rows >= kOwnRows * num_threads) {
-    num_blocks = (num_blocks + num_threads - 1) / num_threads * num_threads;
+constexpr int64_t kOwnRows = 48, kOwnInt8Rows = 16;  // measured with two threads
+
+// How the rows and panels of a product become tasks: rows in blocks that stay in a core's own cache
+// while the panels pass. Where there are enough rows, each thread has blocks of its own.
+struct Tiling {
+  bool has_own_rows;
+  RowGroups groups;
+  int64_t num_panels;
+  int64_t panels_per_task;
+  int64_t num_blocks;
+
+  // `own_rows`: so many pay for reading all weights on each core. `row_bytes`: of a row's inputs.
+  Tiling(const Weight& weight, int64_t num_rows, int64_t max_rows, int64_t own_rows,
+         int64_t row_bytes)
+      : Tiling(weight, num_rows, max_rows, row_bytes, ThreadPool::instance().num_threads(),
+               num_rows >= own_rows * ThreadPool::instance().num_threads()) {}
+  int64_t tasks_per_block() const { return (num_panels + panels_per_task - 1) / panels_per_task; }
+
+ private:
+  Tiling(const Weight& weight, int64_t num_rows, int64_t max_rows, int64_t row_bytes,
+         int64_t num_threads, bool own_rows)
+      : has_own_rows(own_rows),
+        groups(num_rows, max_rows, own_rows ? num_threads : 1),
+        num_panels((weight.num_columns + kPanelColumns - 1) / kPanelColumns),
+        panels_per_task(std::max<int64_t>(1, num_panels / (16 * num_threads))) {
+    constexpr int64_t kBlockBytes = 256 << 10;
+    const int64_t groups_per_block = std::max<int64_t>(1, kBlockBytes / (max_rows * row_bytes));
+    num_blocks = (groups.count + groups_per_block - 1) / groups_per_block;
+    if (own_rows) num_blocks = (num_blocks + num_threads - 1) / num_threads * num_threads;
   }
-  const int64_t panels_per_task = std::max<int64_t>(1, num_panels / (16 * num_threads));
-  const int64_t tasks_per_block = (num_panels + panels_per_task - 1) / panels_per_task;
-  const auto run_group = [&](int64_t panel, int64_t group, bool is_first) {
-    const int64_t first = groups.first(group);
-    const int64_t column = panel * kPanelColumns;
-    with_rows(static_cast<int>(groups.first(group + 1) - first), [&]<int Rows>() {
+};
+
+// Calls sum.template operator()<Rows, IsAlone>(first row, panel, ahead, sums), then finish for each
+// row, for each panel and each group of rows.
+template <typename Sum, typename Finish>
+void for_each_panel(const Tiling& tiling, const Weight& weight, int64_t panel_bytes,
+                    const Sum& sum, const Finish& finish) {
+  const RowGroups& groups = tiling.groups;
+  const auto run_group = [&]<bool IsAlone>(int64_t panel, int64_t group, Ahead<IsAlone> ahead) {
+    const int64_t first = groups.first(group), column = panel * kPanelColumns;
+    with_rows(static_cast<int>(groups.size(group)), [&]<int Rows>() {
       __m512 sums[Rows][2];
-      if (is_first) {  // the panel comes from memory
-        sum.template operator()<Rows, true>(first, panel, sums);
-      } else {
-        sum.template operator()<Rows, false>(first, panel, sums);
-      }
+      sum.template operator()<Rows, IsAlone>(first, panel, ahead, sums);
       for (int row = 0; row < Rows; ++row) {
-        finish(first + row, column, num_columns - column, sums[row][0], sums[row][1]);
+        finish(first + row, column, weight.num_columns - column, sums[row][0], sums[row][1]);
       }
     });
   };
-  pool.run(num_blocks * tasks_per_block, [&](int64_t task) {
-    const int64_t block = task / tasks_per_block, share = task % tasks_per_block;
-    const int64_t first = groups.count * block / num_blocks;
-    const int64_t end = groups.count * (block + 1) / num_blocks;
-    const int64_t last = std::min(num_panels, (share + 1) * panels_per_task);
-    for (int64_t panel = share * panels_per_task; panel < last; ++panel) {
-      for (int64_t group = first; group < end; ++group) run_group(panel, group, group == first);
+  const int64_t num_slices = (weight.num_inputs + kSliceInputs - 1) / kSliceInputs;
+  const int64_t tasks_per_block = tiling.tasks_per_block();
+  const auto run_task = [&](int64_t task) {
+    const int64_t block = task / tasks_per_block;
+    const int64_t begin = groups.count * block / tiling.num_blocks;
+    const int64_t end = groups.count * (block + 1) / tiling.num_blocks;
+    const int64_t first = task % tasks_per_block * tiling.panels_per_task;
+    const int64_t last = std::min(tiling.num_panels, first + tiling.panels_per_task);
+    for (int64_t panel = first; panel < last; ++panel) {
+      const char* own = static_cast<const char*>(weight.panels) + panel * panel_bytes;
+      if (end - begin == 1) {
+        run_group(panel, begin, Ahead<true>(own, panel_bytes, num_slices, 0, 1));
+        continue;
+      }
+      for (int64_t group = begin; group < end; ++group) {
+        const int64_t share = group - begin;
+        run_group(panel, group, Ahead<false>(own, panel_bytes, num_slices, share, end - begin));
+      }
     }
-  });
+  };
+  const int64_t num_tasks = tiling.num_blocks * tasks_per_block;
+  if (tiling.has_own_rows) {
+    ThreadPool::instance().run_rows(num_tasks, run_task);
+  } else {
+    ThreadPool::instance().run(num_tasks, run_task);
+  }
 }
 
 // Calls finish for each row of `inputs`, bf16 [num_rows][num_inputs], and each panel.
@@ -126,24 +153,29 @@ void multiply(const Weight& weight, int64_t num_rows, const bf16* inputs, const 
     return weight.bias ? weight.bias + panel * kPanelColumns : nullptr;
   };
   if (weight.scales) {
-    const Int8Rows rows = round_rows(inputs, num_rows, num_inputs);
-    const int64_t width = rows.num_groups * kGroupInputs;
+    const int64_t width = (num_inputs + kSliceInputs - 1) / kSliceInputs * kSliceInputs;
+    const Tiling tiling(weight, num_rows, kMaxInt8Rows, kOwnInt8Rows, width);
+    const Int8Rows rows = round_rows(tiling.groups, inputs, num_inputs);
     const auto* panels = static_cast<const uint8_t*>(weight.panels);
     for_each_panel(
-        weight.num_columns, num_rows, width,
-        [&]<int Rows, bool Streams>(int64_t first, int64_t panel, __m512 (&sums)[Rows][2]) {
-          sum_int8_rows<Rows, Streams>(rows, first, panels + panel * width * kPanelColumns,
-                                       weight.scales + panel * kPanelColumns, bias_of(panel), sums);
+        tiling, weight, width * kPanelColumns,
+        [&]<int Rows, bool IsAlone>(int64_t first, int64_t panel, Ahead<IsAlone> ahead,
+                                    __m512 (&sums)[Rows][2]) {
+          sum_int8_rows<Rows, IsAlone>(rows, first, panels + panel * width * kPanelColumns,
+                              weight.scales + panel * kPanelColumns, bias_of(panel), ahead, sums);
         },
         finish);
     return;
   }
+  constexpr int64_t kInputBytes = sizeof(bf16);
+  const Tiling tiling(weight, num_rows, kMaxRows, kOwnRows, num_inputs * kInputBytes);
   const auto* panels = static_cast<const bf16*>(weight.panels);
   for_each_panel(
-      weight.num_columns, num_rows, num_inputs * static_cast<int64_t>(sizeof(bf16)),
-      [&]<int Rows, bool Streams>(int64_t first, int64_t panel, __m512 (&sums)[Rows][2]) {
-        sum_rows<Rows, Streams>(inputs + first * num_inputs, num_inputs,
-                                panels + panel * num_inputs * kPanelColumns, bias_of(panel), sums);
+      tiling, weight, kSliceInputs * kPanelColumns * kInputBytes,
+      [&]<int Rows, bool IsAlone>(int64_t first, int64_t panel, Ahead<IsAlone> ahead,
+                                  __m512 (&sums)[Rows][2]) {
+        sum_rows<Rows, IsAlone>(inputs + first * num_inputs, num_inputs,
+                       panels + panel * num_inputs * kPanelColumns, bias_of(panel), ahead, sums);
       },
       finish);
 }
@@ -159,7 +191,7 @@ inline void rms_norm(const Norm& norm, int64_t num_rows, const float* rows, bf16
   const int64_t width = norm.width;
   constexpr int64_t kRowsPerTask = 8;
   const int64_t num_tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
-  ThreadPool::instance().run(num_tasks, [&](int64_t task) {
+  ThreadPool::instance().run_rows(num_tasks, [&](int64_t task) {
     const int64_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
     for (int64_t row = task * kRowsPerTask; row < last; ++row) {
       const float* source = rows + row * width;

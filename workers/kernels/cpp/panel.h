@@ -12,37 +12,78 @@ namespace pointsman {
 
 constexpr int kPanelColumns = 32;
 constexpr int kMaxRows = 12;  // 24 of the 32 registers hold sums
-// Panels are asked for so far ahead: with 2 KiB a core waited a fourth of its time at 8 rows.
-constexpr int64_t kAheadBytes = 8 << 10;
+constexpr int64_t kSliceInputs = 64;  // of a panel
 
-// Rows in groups of at most kMaxRows, all of nearly equal size.
+// Rows in groups of at most `max_rows`, all of nearly equal size.
 struct RowGroups {
-  explicit RowGroups(int64_t of_rows)
-      : num_rows(of_rows), count((of_rows + kMaxRows - 1) / kMaxRows) {}
+  // `multiple`: of so many groups, where there are as many rows.
+  RowGroups(int64_t of_rows, int64_t max_rows, int64_t multiple = 1) : num_rows(of_rows) {
+    count = (of_rows + max_rows - 1) / max_rows;
+    if (of_rows >= multiple) count = (count + multiple - 1) / multiple * multiple;
+  }
 
   int64_t num_rows;
   int64_t count;
   int64_t first(int64_t group) const { return num_rows * group / count; }
+  int64_t size(int64_t group) const { return first(group + 1) - first(group); }
 };
 
-template <int Rows, bool Streams = false>
+// What to ask memory for while a panel is multiplied. Where several groups of rows take a panel in
+// turns, each asks for its share of the next one, a little before each slice: so memory is read all
+// the time, and not in bursts for which the first group waits. One group alone asks step by step and
+// not far ahead: with 2 KiB a core waited a fourth of its time at 8 rows, and asking before each
+// slice cost as much.
+template <bool IsAlone>
+struct Ahead {
+  const char* at = nullptr;
+  int64_t lines_per_slice = 0;
+
+  Ahead() = default;
+  Ahead(const char* panel, int64_t panel_bytes, int64_t num_slices, int64_t group,
+        int64_t num_groups) {
+    constexpr int64_t kAheadBytes = 8 << 10;
+    lines_per_slice = panel_bytes / (64 * num_slices * num_groups) + 1;
+    at = panel + (IsAlone ? kAheadBytes : panel_bytes + group * num_slices * lines_per_slice * 64);
+  }
+  void before_slice() {
+    if constexpr (!IsAlone) ask(lines_per_slice);
+  }
+  void before_step() {
+    if constexpr (IsAlone) ask(2);
+  }
+
+ private:
+  void ask(int64_t num_lines) {
+    for (int64_t line = 0; line < num_lines; ++line, at += 64) _mm_prefetch(at, _MM_HINT_T0);
+  }
+};
+
+// Adds the products of some pairs of inputs.
+template <int Rows, bool IsAlone = false>
 inline __attribute__((always_inline)) void add_products(const bf16* rows, int64_t row_stride,
                                                         const bf16* panel, int64_t num_pairs,
-                                                        __m512 (&sums)[Rows][2]) {
+                                                        Ahead<IsAlone> ahead,
+                                                        __m512 (&results)[Rows][2]) {
+  Floats sums[Rows][2];
+  for (int row = 0; row < Rows; ++row) {
+    sums[row][0] = (Floats)results[row][0];
+    sums[row][1] = (Floats)results[row][1];
+  }
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
+    if (pair % (kSliceInputs / 2) == 0) ahead.before_slice();
+    ahead.before_step();
     const bf16* columns = panel + pair * 2 * kPanelColumns;
-    if constexpr (Streams) {  // the panel comes from memory
-      const char* ahead = reinterpret_cast<const char*>(columns) + kAheadBytes;
-      _mm_prefetch(ahead, _MM_HINT_T0);
-      _mm_prefetch(ahead + 64, _MM_HINT_T0);
-    }
     const __m512bh left = (__m512bh)_mm512_loadu_si512(columns);
     const __m512bh right = (__m512bh)_mm512_loadu_si512(columns + 32);
     for (int row = 0; row < Rows; ++row) {
       const __m512bh inputs = broadcast_pair(rows + row * row_stride + 2 * pair);
-      sums[row][0] = _mm512_dpbf16_ps(sums[row][0], inputs, left);
-      sums[row][1] = _mm512_dpbf16_ps(sums[row][1], inputs, right);
+      sums[row][0] = (Floats)_mm512_dpbf16_ps((__m512)sums[row][0], inputs, left);
+      sums[row][1] = (Floats)_mm512_dpbf16_ps((__m512)sums[row][1], inputs, right);
     }
+  }
+  for (int row = 0; row < Rows; ++row) {
+    results[row][0] = (__m512)sums[row][0];
+    results[row][1] = (__m512)sums[row][1];
   }
 }
 

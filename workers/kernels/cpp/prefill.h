@@ -127,7 +127,7 @@ struct RowGroup {
       __m512 products[Rows][2];
       for (int row = 0; row < Rows; ++row) products[row][0] = products[row][1] = _mm512_setzero_ps();
       add_products<Rows>(queries, layer.head_dim, keys + panel * layer.head_dim * kPanelColumns,
-                         layer.head_dim / 2, products);
+                         layer.head_dim / 2, Ahead<false>{}, products);
       for (int row = 0; row < Rows; ++row) {
         _mm512_store_ps(scores[row] + panel * kPanelColumns, products[row][0]);
         _mm512_store_ps(scores[row] + panel * kPanelColumns + 16, products[row][1]);
@@ -178,7 +178,7 @@ struct RowGroup {
         products[row][1] = _mm512_mul_ps(_mm512_load_ps(place + 16), factor);
       }
       add_products<Rows>(weights[0], kTileTokens, packed + chunk * kTileTokens * kPanelColumns,
-                         num_tokens / 2, products);
+                         num_tokens / 2, Ahead<false>{}, products);
       for (int row = 0; row < Rows; ++row) {
         _mm512_store_ps(values + row * stride + 32 * chunk, products[row][0]);
         _mm512_store_ps(values + row * stride + 32 * chunk + 16, products[row][1]);

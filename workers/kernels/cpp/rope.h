@@ -68,7 +68,7 @@ inline void rotate_and_store(const Layer& layer, const Step& step, const float* 
       }
     }
   }
-  ThreadPool::instance().run(num_tasks, [&](int64_t task) {
+  ThreadPool::instance().run_rows(num_tasks, [&](int64_t task) {
     alignas(64) float normed[kMaxHeadDim];
     const int64_t last = std::min(step.num_rows, (task + 1) * kRowsPerTask);
     for (int64_t row = task * kRowsPerTask; row < last; ++row) {

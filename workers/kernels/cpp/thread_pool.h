@@ -39,6 +39,20 @@ class ThreadPool {
   // Calls task(index) for each index in [0, num_tasks) and returns when all are done.
   template <typename Task>
   void run(int64_t num_tasks, const Task& task) {
+    run(num_tasks, task, 1);
+  }
+
+  // The same for tasks that follow the rows of a step. The last one of a share is left to its thread
+  // for some ten microseconds: mostly it comes to it sooner than the rows would come here.
+  template <typename Task>
+  void run_rows(int64_t num_tasks, const Task& task) {
+    run(num_tasks, task, 2);
+  }
+
+ private:
+  // Others help with a share that has `least_left` tasks or more.
+  template <typename Task>
+  void run(int64_t num_tasks, const Task& task, uint64_t least_left) {
     std::unique_lock<std::mutex> guard(busy_, std::try_to_lock);
     // A second caller at a time computes alone: slower, never wrong.
     if (!guard.owns_lock() || num_threads_ == 1 || num_tasks == 1 || num_tasks >= kMaxTasks) {
@@ -48,6 +62,7 @@ class ThreadPool {
     start_threads();
     call_ = [](const void* object, int64_t index) { (*static_cast<const Task*>(object))(index); };
     object_ = &task;
+    least_left_ = least_left;
     num_done_.store(0, std::memory_order_relaxed);
     ++round_;
     const int64_t num_shares = num_threads_;
@@ -59,14 +74,14 @@ class ThreadPool {
     }
     published_.store(static_cast<uint32_t>(round_), std::memory_order_seq_cst);
     if (num_asleep_.load(std::memory_order_seq_cst) > 0) published_.notify_all();
-    claim_tasks(0, num_threads_);
+    claim_tasks(0, num_threads_, least_left);
     for (int spins = 0; num_done_.load(std::memory_order_acquire) < num_tasks; ++spins) {
       _mm_pause();
+      if (spins == kSpins / 4) claim_tasks(0, num_threads_, 1);
       if (spins > kSpins) sched_yield();
     }
   }
 
- private:
   static constexpr int kMaxThreads = 256;
   static constexpr int64_t kMaxTasks = 1 << 23;
   static constexpr int kSpins = 2000;  // about 50 microseconds: the gap between two operators
@@ -81,12 +96,17 @@ class ThreadPool {
     std::atomic<uint64_t> word{0};
   };
 
-  // Does tasks of the share of thread `own`, then of the others' in turn.
-  void claim_tasks(int own, int num_shares) {
+  static uint64_t num_left(uint64_t ticket) {
+    const uint64_t end = (ticket >> kEndShift) & kFieldMask, next = ticket & kFieldMask;
+    return next < end ? end - next : 0;
+  }
+
+  // Does tasks of the share of thread `own`, then of those others that have `least_left` or more.
+  void claim_tasks(int own, int num_shares, uint64_t least_left) {
     int64_t num_done = 0;
     for (int turn = 0; turn < num_shares; ++turn) {
       std::atomic<uint64_t>& word = tickets_[(own + turn) % num_shares].word;
-      while (true) {
+      while (turn == 0 || num_left(word.load(std::memory_order_relaxed)) >= least_left) {
         const uint64_t claim = word.fetch_add(1, std::memory_order_acq_rel);
         const uint64_t index = claim & kFieldMask;
         if (index >= ((claim >> kEndShift) & kFieldMask)) break;
@@ -113,7 +133,7 @@ class ThreadPool {
       }
       seen = now;
       const int num_threads = num_threads_.load(std::memory_order_relaxed);
-      if (number < num_threads) claim_tasks(number, num_threads);
+      if (number < num_threads) claim_tasks(number, num_threads, least_left_);
     }
   }
 
@@ -128,6 +148,7 @@ class ThreadPool {
   int num_started_ = 0;
   void (*call_)(const void*, int64_t) = nullptr;
   const void* object_ = nullptr;
+  std::atomic<uint64_t> least_left_{1};
   uint64_t round_ = 0;
   Ticket tickets_[kMaxThreads];
   alignas(64) std::atomic<int64_t> num_done_{0};

@@ -9,6 +9,9 @@
 namespace pointsman {
 
 using bf16 = uint16_t;
+// What __m512i and __m512 are, but GCC keeps arrays of these in registers and spills those.
+using Ints = int32_t __attribute__((vector_size(64)));
+using Floats = float __attribute__((vector_size(64)));
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
