@@ -88,10 +88,10 @@ class CudaOperators:
         self._staged = self._stage.stage(plan, self._spare_slot)
         return self._staged.plan
 
-    def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
+    def replay(self, memory: Hashable, name: str, plan: StepPlan, body: Callable[[], None]) -> None:
         """See the port. Records steps of decode rows, one graph for each bucket."""
         if self.staged(plan).is_static:
-            self._recorder.replay(key, plan, body)
+            self._recorder.replay(memory, name, plan, body)
         else:
             body()
 

@@ -98,9 +98,9 @@ class NativeOperators:
         """See the port."""
         return plan
 
-    def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
+    def replay(self, memory: Hashable, name: str, plan: StepPlan, body: Callable[[], None]) -> None:
         """See the port. All of the body is one call, during which other Python threads run."""
-        self._machine.replay(key, plan, body)
+        self._machine.replay(memory, name, plan, body)
 
 
 class NativeEmbedding:

@@ -139,7 +139,8 @@ class Machine:
         self._step = _Step()
         self._plan: StepPlan | None = None
         self._recording: list[_Instruction] | None = None
-        self._programs: dict[Hashable, ctypes.Array[_Instruction]] = {}
+        self._memory: Hashable = None
+        self._programs: dict[str, ctypes.Array[_Instruction]] = {}
 
     def run(
         self, kind: Kind, fields: ctypes.Structure, num_rows: int, source: int, target: int
@@ -155,13 +156,15 @@ class Machine:
         self._prepare(plan)
         self._do(kind, fields, self._step, source, target)
 
-    def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
+    def replay(self, memory: Hashable, name: str, plan: StepPlan, body: Callable[[], None]) -> None:
         """Record `body` the first time, then run what was recorded on the rows of `plan`."""
         self._prepare(plan)
-        program = self._programs.get(key)
+        if memory != self._memory:
+            self._memory = memory
+            self._programs.clear()  # they name memory that is gone
+        program = self._programs.get(name)
         if program is None:
-            program = self._record(body)
-            self._programs = {key: program}  # older ones name memory that is gone
+            program = self._programs[name] = self._record(body)
         self._run(
             ctypes.addressof(program),
             len(program),

@@ -173,11 +173,11 @@ class Operators(Protocol):
         """
         ...
 
-    def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
+    def replay(self, memory: Hashable, name: str, plan: StepPlan, body: Callable[[], None]) -> None:
         """Do what `body` does: a run of operators, each on all rows of `plan`.
 
-        A form may record the body when it first meets `key` and repeat that for later plans, as a
-        CUDA graph does. So the same key means the same operators on the same memory; only the plan
-        and the number of rows change. A key serves until another is given.
+        A form may record the body when it first meets `name` and repeat that for later plans, as a
+        CUDA graph does. So the same name means the same operators while `memory` is the same; only
+        the plan and the number of rows change. With another memory all names are new.
         """
         ...

@@ -57,7 +57,7 @@ class ReferenceOperators:
         """See the port."""
         return plan
 
-    def replay(self, key: Hashable, plan: StepPlan, body: Callable[[], None]) -> None:
+    def replay(self, memory: Hashable, name: str, plan: StepPlan, body: Callable[[], None]) -> None:
         """See the port. Records nothing."""
         body()
 

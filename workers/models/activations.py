@@ -36,16 +36,25 @@ class Activations:
 class Ends:
     """Buffers of the R rows whose logits are wanted.
 
-    stream float32 and normed in the operators' type, (R, hidden); logits float32 (R, vocab_size).
+    stream float32 (R, hidden); normed (R, hidden), merged (R, heads * head_dim) and gated
+    (R, intermediate) in the operators' type; logits float32 (R, vocab_size).
     """
 
     stream: torch.Tensor
     normed: torch.Tensor
+    merged: torch.Tensor
+    gated: torch.Tensor
     logits: torch.Tensor
 
     def first(self, num_rows: int) -> Ends:
         """The same memory, of fewer rows."""
-        return Ends(self.stream[:num_rows], self.normed[:num_rows], self.logits[:num_rows])
+        return Ends(
+            self.stream[:num_rows],
+            self.normed[:num_rows],
+            self.merged[:num_rows],
+            self.gated[:num_rows],
+            self.logits[:num_rows],
+        )
 
 
 class ActivationBuffers:
@@ -87,11 +96,17 @@ class ActivationBuffers:
         return self._ends.first(num_rows)
 
     def _make_ends(self, num_rows: int) -> Ends:
-        config, device = self._config, self._device
+        config = self._config
+
+        def rows(width: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty((num_rows, width), dtype=dtype, device=self._device)
+
         return Ends(
-            torch.empty((num_rows, config.hidden_size), device=device),
-            torch.empty((num_rows, config.hidden_size), dtype=self._dtype, device=device),
-            torch.empty((num_rows, config.vocab_size), device=device),
+            stream=rows(config.hidden_size, torch.float32),
+            normed=rows(config.hidden_size, self._dtype),
+            merged=rows(config.num_heads * config.head_dim, self._dtype),
+            gated=rows(config.intermediate_size, self._dtype),
+            logits=rows(config.vocab_size, torch.float32),
         )
 
     def _make(self, num_rows: int) -> Activations:

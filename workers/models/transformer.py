@@ -21,7 +21,7 @@ from workers.kernels.operators import (
     RmsNorm,
     StepPlan,
 )
-from workers.models.activations import ActivationBuffers, Activations
+from workers.models.activations import ActivationBuffers, Activations, Ends
 from workers.models.errors import ModelRefused
 from workers.models.families import DecoderConfig
 from workers.models.rope import RopeTable
@@ -102,20 +102,26 @@ class Decoder:
         """
         state = self._buffers.rows(len(plan.positions))
         device = self._operators.device
+        num_tokens, last = len(token_ids), self._layers[-1]
+        # Of a prompt only the last row goes on from the last layer's keys and values.
+        ends_early = 2 * len(logit_rows) <= num_tokens
 
         def run_layers() -> None:
             for layer, attention in zip(self._layers, attentions, strict=True):
                 _attend(layer, attention, plan, state)
-                layer.mlp_norm(state.stream, state.normed)
-                layer.gate_up(state.normed, state.gated)
-                layer.down.add_to(state.gated, state.stream)
+                if layer is not last or not ends_early:
+                    _finish(layer, state)
 
-        num_tokens = len(token_ids)
         self._embedding(token_ids.to(device, non_blocking=True), state.stream[:num_tokens])
-        self._operators.replay((self._buffers.generation, self._num_binds), plan, run_layers)
+        memory = (self._buffers.generation, self._num_binds)
+        name = "to the last attention" if ends_early else "all"
+        self._operators.replay(memory, name, plan, run_layers)
         ends = self._buffers.ends(len(logit_rows))
         rows = logit_rows.to(device, non_blocking=True)
         torch.index_select(state.stream, 0, rows, out=ends.stream)
+        if ends_early:
+            torch.index_select(state.merged, 0, rows, out=ends.merged)
+            _finish(last, ends)
         self._norm(ends.stream, ends.normed)
         self._head(ends.normed, ends.logits)
         return ends.logits
@@ -148,7 +154,14 @@ def _attend(
     attention.rotate_and_store(plan, state.qkv, state.queries)
     attention.attend_prefill(plan, state.queries, state.attended)
     attention.attend_decode(plan, state.queries, state.attended)
-    layer.attention_out.add_to(state.merged, state.stream)
+
+
+def _finish(layer: DecoderLayer, rows: Activations | Ends) -> None:
+    """What follows the attention: each row for itself."""
+    layer.attention_out.add_to(rows.merged, rows.stream)
+    layer.mlp_norm(rows.stream, rows.normed)
+    layer.gate_up(rows.normed, rows.gated)
+    layer.down.add_to(rows.gated, rows.stream)
 
 
 class _LayerReader:

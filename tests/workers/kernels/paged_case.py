@@ -163,7 +163,7 @@ class PagedRun:
             self.attention.attend_prefill(plan, queries, out)
             self.attention.attend_decode(plan, queries, out)
 
-        operators.replay(object(), plan, body)
+        operators.replay(object(), "body", plan, body)
         return out[: len(given)].cpu()
 
     def run_case(self) -> torch.Tensor:
