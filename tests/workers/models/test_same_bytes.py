@@ -89,3 +89,13 @@ def test_with_restored_blocks_and_recomputed_tokens(runner: TorchRunner) -> None
     last = other.catch_up(restored)  # one chunk over the end of the prompt
 
     np.testing.assert_array_equal(last, expected[-1])
+
+
+def test_with_logits_of_the_last_row_or_of_all(runner: TorchRunner) -> None:
+    bench = EngineBench(runner)
+    every = bench.step_all(bench.lane(PROMPT), len(PROMPT)).copy()
+
+    last = EngineBench(runner, seed=4)
+    alone = last.step([last.lane(PROMPT)], [len(PROMPT)])
+
+    np.testing.assert_array_equal(alone[0], every[-1])
