@@ -45,8 +45,9 @@ class Ours:
         from workers.settings import EngineSettings
         from workers.step_loop import Engine
 
-        runner = load_runner("torch", model, dtype=dtype)
-        settings = EngineSettings(num_blocks=1024, max_batch_tokens=1024, prefix_cache=False)
+        # Blocks of 64 tokens lie in longer runs of memory; prefixes are not shared here.
+        runner = load_runner("torch", model, dtype=dtype, block_tokens=64)
+        settings = EngineSettings(num_blocks=256, block_tokens=64, prefix_cache=False)
         self._sink = _Sink()
         self._engine = Engine(runner, settings, NoCache(), self._sink, lambda _: None)
         self._engine.start()

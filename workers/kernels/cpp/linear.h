@@ -161,7 +161,7 @@ void multiply(const Weight& weight, int64_t num_rows, const bf16* inputs, const 
         tiling, weight, width * kPanelColumns,
         [&]<int Rows, bool IsAlone>(int64_t first, int64_t panel, Ahead<IsAlone> ahead,
                                     __m512 (&sums)[Rows][2]) {
-          sum_int8_rows<Rows, IsAlone>(rows, first, panels + panel * width * kPanelColumns,
+          sum_int8_rows<Rows>(rows, first, panels + panel * width * kPanelColumns,
                               weight.scales + panel * kPanelColumns, bias_of(panel), ahead, sums);
         },
         finish);
@@ -171,10 +171,10 @@ void multiply(const Weight& weight, int64_t num_rows, const bf16* inputs, const 
   const Tiling tiling(weight, num_rows, kMaxRows, kOwnRows, num_inputs * kInputBytes);
   const auto* panels = static_cast<const bf16*>(weight.panels);
   for_each_panel(
-      tiling, weight, kSliceInputs * kPanelColumns * kInputBytes,
+      tiling, weight, num_inputs * kPanelColumns * kInputBytes,
       [&]<int Rows, bool IsAlone>(int64_t first, int64_t panel, Ahead<IsAlone> ahead,
                                   __m512 (&sums)[Rows][2]) {
-        sum_rows<Rows, IsAlone>(inputs + first * num_inputs, num_inputs,
+        sum_rows<Rows>(inputs + first * num_inputs, num_inputs,
                        panels + panel * num_inputs * kPanelColumns, bias_of(panel), ahead, sums);
       },
       finish);
