@@ -11,6 +11,7 @@
 namespace pointsman {
 
 constexpr int64_t kTileTokens = 128;
+constexpr int64_t kPackAheadTokens = 48;  // fetched before they are packed
 
 // Elements of one packed tile of one kv head: keys, then values.
 inline int64_t keys_size(const Layer& layer) { return layer.head_dim * kTileTokens; }
@@ -36,6 +37,10 @@ struct Span {
     num_tiles = (position + num_rows + kTileTokens - 1) / kTileTokens - first_tile;
   }
   int64_t context_tokens() const { return position + num_rows; }
+  // The sixteen tokens at `token`, a multiple of 16, or the last of the context.
+  int64_t sixteen_at(int64_t token) const {
+    return std::min(token, (context_tokens() - 1) / 16 * 16);
+  }
 };
 
 // One kv head's context of a span, packed.
@@ -76,6 +81,17 @@ inline void pack_value_pair(const bf16* first, const bf16* second, __mmask32 fir
   _mm512_storeu_si512(target + 32, _mm512_permutex2var_epi16(left, high_places, right));
 }
 
+// Asks for the keys, or the values, of one head and 16 tokens: pieces too short for a core to see a
+// stream in them.
+inline void fetch_tokens(const Layer& layer, const bf16* tokens) {
+  for (int64_t token = 0; token < 16; ++token) {
+    const bf16* head = tokens + token * layer.token_stride;
+    for (int64_t at = 0; at < layer.head_dim; at += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(head + at), _MM_HINT_T0);
+    }
+  }
+}
+
 // One tile of one kv head: keys, then values. Places after the context are zero.
 inline void pack_tile(const Layer& layer, const Span& span, int64_t tile, int64_t kv_head,
                       bf16* keys, bf16* values) {
@@ -84,6 +100,10 @@ inline void pack_tile(const Layer& layer, const Span& span, int64_t tile, int64_
   for (int64_t token = first; token < end; token += 16) {
     const int64_t offset = token_offset(layer, span.table, token) + kv_head * layer.head_dim;
     const int64_t at = token - first;
+    const int64_t ahead = span.sixteen_at(token + kPackAheadTokens);
+    const int64_t next = token_offset(layer, span.table, ahead) + kv_head * layer.head_dim;
+    fetch_tokens(layer, layer.keys + next);
+    fetch_tokens(layer, layer.values + next);
     pack_keys(layer.keys + offset, layer.token_stride, layer.head_dim,
               keys + at / kPanelColumns * panel_size + at % kPanelColumns * 2);
     for (int64_t pair = 0; pair < 8; ++pair) {
@@ -234,7 +254,10 @@ void attend_rows(const Layer& layer, const HeadContext& head_context, int64_t fi
 inline void attend_prefill(const Layer& layer, const Step& step, const bf16* queries,
                            bf16* target) {
   if (step.num_prefill_spans == 0) return;
-  constexpr int64_t kRowsPerTask = 4 * kMaxRows;
+  // Few rows are shared out head by head, as their contexts were packed: each thread then reads what it
+  // packed itself. Many rows keep to the threads of their other operators.
+  const bool has_few_rows = step.num_rows < 16 * ThreadPool::instance().num_threads();
+  const int64_t rows_per_task = has_few_rows ? kMaxRows : 4 * kMaxRows;
   static thread_local Scratch<bf16> packed_scratch;
   static thread_local Scratch<int64_t> number_scratch;
   const int64_t num_spans = step.num_prefill_spans, kv_heads = layer.num_kv_heads;
@@ -242,7 +265,7 @@ inline void attend_prefill(const Layer& layer, const Step& step, const bf16* que
   int64_t* tasks = tiles + num_spans + 1;                    // ... and of first tasks
   tiles[0] = tasks[0] = 0;
   const auto tasks_per_head = [&](const Span& span) {
-    return (span.num_rows * layer.group_size() + kRowsPerTask - 1) / kRowsPerTask;
+    return (span.num_rows * layer.group_size() + rows_per_task - 1) / rows_per_task;
   };
   for (int64_t at = 0; at < num_spans; ++at) {
     const Span span(layer, step, at);
@@ -260,12 +283,13 @@ inline void attend_prefill(const Layer& layer, const Step& step, const bf16* que
     pack_tile(layer, span, span.first_tile + number % span.num_tiles, number / span.num_tiles, keys,
               keys + keys_size(layer));
   });
-  ThreadPool::instance().run(tasks[num_spans], [&](int64_t number) {
-    const int64_t task = tasks[num_spans] - 1 - number;  // the longest contexts first
+  ThreadPool::instance().run(tasks[num_spans], [&](int64_t task) {
     const int64_t at = find(tasks, task), own = task - tasks[at];
     const Span span(layer, step, at);
-    const int64_t kv_head = own % kv_heads, begin = own / kv_heads * kRowsPerTask;
-    const int64_t end = std::min(begin + kRowsPerTask, span.num_rows * layer.group_size());
+    const int64_t num_parts = tasks_per_head(span);
+    const int64_t kv_head = has_few_rows ? own / num_parts : own % kv_heads;
+    const int64_t begin = (has_few_rows ? own % num_parts : own / kv_heads) * rows_per_task;
+    const int64_t end = std::min(begin + rows_per_task, span.num_rows * layer.group_size());
     const HeadContext context{
         span, kv_head, packed + (tiles[at] + kv_head * span.num_tiles) * tile_size(layer)};
     for (int64_t row = begin; row < end; row += kMaxRows) {
