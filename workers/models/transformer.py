@@ -103,7 +103,7 @@ class Decoder:
         state = self._buffers.rows(len(plan.positions))
         device = self._operators.device
         num_tokens, last = len(token_ids), self._layers[-1]
-        # Of a prompt only the last row goes on from the last layer's keys and values.
+        # Where few logits are wanted, as of a prompt, the last layer needs the other rows' KV alone.
         ends_early = 2 * len(logit_rows) <= num_tokens
 
         def run_layers() -> None:

@@ -12,7 +12,7 @@ namespace pointsman {
 
 constexpr int kPanelColumns = 32;
 constexpr int kMaxRows = 12;  // 24 of the 32 registers hold sums
-constexpr int64_t kSliceInputs = 64;  // of a panel
+constexpr int64_t kSliceInputs = 64;  // panels are asked for, and int8 rows rounded, in slices
 
 // Rows in groups of at most `max_rows`, all of nearly equal size.
 struct RowGroups {

@@ -254,9 +254,10 @@ void attend_rows(const Layer& layer, const HeadContext& head_context, int64_t fi
 inline void attend_prefill(const Layer& layer, const Step& step, const bf16* queries,
                            bf16* target) {
   if (step.num_prefill_spans == 0) return;
-  // Few rows are shared out head by head, as their contexts were packed: each thread then reads what it
-  // packed itself. Many rows keep to the threads of their other operators.
-  const bool has_few_rows = step.num_rows < 16 * ThreadPool::instance().num_threads();
+  // Few rows are shared out head by head, as their contexts were packed: each thread then reads what
+  // it packed itself. Many rows keep to the threads of their other operators.
+  constexpr int64_t kFewRows = 16;  // per thread
+  const bool has_few_rows = step.num_rows < kFewRows * ThreadPool::instance().num_threads();
   const int64_t rows_per_task = has_few_rows ? kMaxRows : 4 * kMaxRows;
   static thread_local Scratch<bf16> packed_scratch;
   static thread_local Scratch<int64_t> number_scratch;
