@@ -6,10 +6,11 @@ and on who else uses the cores. It compares steps with decode rows alone to thos
 
 from __future__ import annotations
 
-_LEAST_TOKENS = 8  # progress, and what a product computes at no cost more than for one
-_AIM = 0.8  # of the limit: a single step may be slower than the ones before it
+_LEAST_TOKENS = 4  # progress, and what a product computes at no cost more than for one
+_AIM = 0.75  # of the limit: a single step may be slower than the ones before it
 _FASTEST_FALL, _FASTEST_RISE = 0.5, 1.25
-_WEIGHT = 0.2  # of the newest step
+_WEIGHT = 0.5  # of the newest step
+_MOST_OFF = 0.1  # that it counts as: others on the machine may have made a single step slow
 _UNNOTICED_S = 0.01  # a gap between tokens that needs no care
 _STEPS_BETWEEN_QUIET = 64
 
@@ -49,7 +50,9 @@ class ChunkSizer:
         if not num_prefill:
             self._num_since_quiet = 0
             known_s = self._quiet_s.get(size, step_s)
-            self._quiet_s[size] = known_s + _WEIGHT * (step_s - known_s)
+            most_s = _MOST_OFF * known_s
+            off_s = min(max(step_s - known_s, -most_s), most_s)
+            self._quiet_s[size] = known_s + _WEIGHT * off_s
             return
         self._num_since_quiet += 1
         quiet_s = self._quiet_s.get(size)

@@ -57,7 +57,7 @@ class NativeOperators:
         Raises:
             NativeKernelsMissing: this machine cannot run it; the reason is in the error.
         """
-        self.name = "native-2-int8" if int8_weights else "native-1"
+        self.name = "native-3-int8" if int8_weights else "native-2"
         self._machine = Machine()
         self._packer = _Packer(int8_weights=int8_weights)
 

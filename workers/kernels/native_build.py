@@ -32,6 +32,7 @@ _FLAGS = [
     "-mavx512bf16",
     "-mavx512vnni",
     "-mfma",
+    "-ffp-contract=off",  # or a sum is fused with a product in one place and not in another
     "-shared",
     "-fPIC",
     "-pthread",

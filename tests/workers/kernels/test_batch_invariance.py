@@ -8,8 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workers.kernels.paged_case import Case, PagedRun, PagedStep, cases
+from tests.workers.kernels.paged_case import Case, Lane, PagedRun, PagedStep, cases
 from workers.kernels.native import NativeOperators
+from workers.kernels.operators import AttentionShape
 
 RANDOM_SHAPES = settings(
     max_examples=25,
@@ -61,6 +62,30 @@ def test_attention_of_a_row_does_not_depend_on_batch_chunks_or_threads(
 
     for one, other in zip(whole, pieces, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_short_chunks_late_in_a_prompt_have_the_bytes_of_the_whole_one(
+    threads: int, window: int, native: NativeOperators
+) -> None:
+    shape = AttentionShape(
+        num_heads=6, num_kv_heads=2, head_dim=80, scale=80**-0.5, num_rotated=80, window=window
+    )
+    total, sizes = 1300, [1, 4, 7, 33, 64, 65, 100]  # of both forms of the kernel
+    step = PagedStep(Case(shape, 48, (Lane(0, total, total),), seed=3))
+    whole = PagedRun(step, native).run([(0, 0, total)])
+    run = PagedRun(step, native)
+    done = total - sum(sizes)
+    run.run([(0, 0, done)])
+
+    torch.set_num_threads(threads)
+    try:
+        for size in sizes:
+            assert torch.equal(run.run([(0, done, size)]), whole[done : done + size])
+            done += size
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("num_inputs", [48, 576, 1536])

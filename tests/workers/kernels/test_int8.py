@@ -15,7 +15,7 @@ GROUP = 64  # inputs of a row that share a scale
 @pytest.fixture(scope="module")
 def int8(native: NativeOperators) -> NativeOperators:
     """The native form with int8 weights, where this machine can run it."""
-    assert native.name == "native-1"
+    assert native.name == "native-2"
     return NativeOperators(int8_weights=True)
 
 

@@ -63,8 +63,9 @@ class Scratch {
  public:
   ~Scratch() { std::free(data_); }
   T* get(int64_t count) {
-    const size_t num_bytes = (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    size_t num_bytes = (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
     if (num_bytes > num_bytes_) {
+      num_bytes = std::max(num_bytes, num_bytes_ / 128 * 192);  // contexts grow token by token
       std::free(data_);
       data_ = static_cast<T*>(std::aligned_alloc(64, num_bytes));
       num_bytes_ = data_ ? num_bytes : 0;

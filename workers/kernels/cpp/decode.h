@@ -1,6 +1,6 @@
 // Attention of single tokens to contexts in the block pool: bound by reading keys and values.
 //
-// A context is cut at every 128th position into segments, whatever the batch; each is walked block
+// A context is cut at every 256th position into segments, whatever the batch; each is walked block
 // by block for all heads at once, and the segments are merged in order (as in Flash-Decoding, Dao
 // et al., 2023). So a row's result depends on its own context alone.
 #pragma once

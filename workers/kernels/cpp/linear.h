@@ -65,7 +65,7 @@ __attribute__((noinline)) void sum_rows(const bf16* rows, int64_t num_inputs, co
     const __m512 start = bias ? _mm512_loadu_ps(bias + 16 * half) : _mm512_setzero_ps();
     for (int row = 0; row < Rows; ++row) results[row][half] = start;
   }
-  add_products<Rows, IsAlone>(rows, num_inputs, panel, num_inputs / 2, ahead, results);
+  add_products<Rows>(rows, num_inputs, panel, num_inputs / 2, ahead, results);
 }
 
 constexpr int64_t kOwnRows = 48, kOwnInt8Rows = 16;  // measured with two threads

@@ -58,11 +58,17 @@ struct Ahead {
   }
 };
 
-// Adds the products of some pairs of inputs.
-template <int Rows, bool IsAlone = false>
+// Where there is nothing to ask for.
+struct NoFetch {
+  void before_slice() {}
+  void before_step() {}
+};
+
+// Adds the products of some pairs of inputs. `fetch` asks memory for what comes next, as `Ahead` does.
+template <int Rows, typename Fetch>
 inline __attribute__((always_inline)) void add_products(const bf16* rows, int64_t row_stride,
                                                         const bf16* panel, int64_t num_pairs,
-                                                        Ahead<IsAlone> ahead,
+                                                        Fetch&& fetch,
                                                         __m512 (&results)[Rows][2]) {
   Floats sums[Rows][2];
   for (int row = 0; row < Rows; ++row) {
@@ -70,8 +76,8 @@ inline __attribute__((always_inline)) void add_products(const bf16* rows, int64_
     sums[row][1] = (Floats)results[row][1];
   }
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
-    if (pair % (kSliceInputs / 2) == 0) ahead.before_slice();
-    ahead.before_step();
+    if (pair % (kSliceInputs / 2) == 0) fetch.before_slice();
+    fetch.before_step();
     const bf16* columns = panel + pair * 2 * kPanelColumns;
     const __m512bh left = (__m512bh)_mm512_loadu_si512(columns);
     const __m512bh right = (__m512bh)_mm512_loadu_si512(columns + 32);
