@@ -11,7 +11,7 @@ _AIM = 0.75  # of the limit: a single step may be slower than the ones before it
 _FASTEST_FALL, _FASTEST_RISE = 0.5, 1.25
 _WEIGHT = 0.5  # of the newest step
 _MOST_OFF = 0.1  # that it counts as: others on the machine may have made a single step slow
-_UNNOTICED_S = 0.01  # a gap between tokens that needs no care
+_UNNOTICED_S = 0.005  # a gap between tokens that needs no care
 _STEPS_BETWEEN_QUIET = 64
 
 

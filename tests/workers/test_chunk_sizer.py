@@ -61,7 +61,7 @@ def test_a_prompt_goes_on_however_dear_its_tokens_are() -> None:
 
 
 def test_steps_that_nobody_notices_are_not_cut() -> None:
-    steps = Machine(base_s=0.0001, row_s=0.0, token_s=0.00001).run(ChunkSizer(2.0, 512), 8, 60)
+    steps = Machine(base_s=0.0001, row_s=0.0, token_s=0.000005).run(ChunkSizer(2.0, 512), 8, 60)
 
     assert steps[-1][0] == 512
 
