@@ -11,36 +11,44 @@ _AIM = 0.75  # of the limit: a single step may be slower than the ones before it
 _FASTEST_FALL, _FASTEST_RISE = 0.5, 1.25
 _WEIGHT = 0.5  # of the newest step
 _MOST_OFF = 0.1  # that it counts as: others on the machine may have made a single step slow
-_UNNOTICED_S = 0.005  # a gap between tokens that needs no care
+_UNNOTICED_S = 0.01  # a gap between tokens that needs no care
 _STEPS_BETWEEN_QUIET = 64
 
 
 class ChunkSizer:
     """Keeps steps with a chunk below `max_slowdown` times what the decode rows take alone.
 
-    Pure: it is told times. max_slowdown 0: no limit.
+    Where more prompts wait than rows decode, rows and prompts share the time by their numbers
+    instead: one stream at its full pace would keep all others from their first token. Pure: it is
+    told times. max_slowdown 0: no limit.
     """
 
     def __init__(self, max_slowdown: float, max_tokens: int) -> None:
         self._max_slowdown = max_slowdown
         self._max_tokens = max_tokens
         self._quiet_s: dict[int, float] = {}
-        self._num_tokens = float(min(_LEAST_TOKENS, max_tokens))
+        self._tokens_per_s: float | None = (
+            None  # of prompts, in the time that a chunk adds to a step
+        )
+        self._num_asked = 0
         self._num_since_quiet = 0
 
-    def limit(self, num_decode: int) -> int:
+    def limit(self, num_decode: int, num_prompts: int) -> int:
         """Most prompt tokens of the next step, beside so many decode rows; 0: look at them alone.
 
-        Alone they run once for each size of batch and now and then after that, for without it
-        nothing is known to compare with.
+        num_prompts: all that wait for their first token. Alone the rows run once for each size of
+        batch and now and then after that, for without it nothing is known to compare with.
         """
         if not self._max_slowdown or not num_decode:
             return self._max_tokens
-        if num_decode.bit_length() not in self._quiet_s:
+        quiet_s = self._quiet_s.get(num_decode.bit_length())
+        if quiet_s is None or self._num_since_quiet >= _STEPS_BETWEEN_QUIET:
             return 0
-        if self._num_since_quiet >= _STEPS_BETWEEN_QUIET:
-            return 0
-        return int(self._num_tokens)
+        slowdown = max(self._max_slowdown, 1 + num_prompts / num_decode)
+        allowed_s = max(_AIM * slowdown * quiet_s, _UNNOTICED_S) - quiet_s
+        wanted = allowed_s * (self._tokens_per_s or 0.0)
+        self._num_asked = int(min(max(wanted, _LEAST_TOKENS), self._max_tokens))
+        return self._num_asked
 
     def learn(self, num_prefill: int, num_decode: int, step_s: float) -> None:
         """A step of so many tokens of both kinds took so long."""
@@ -56,9 +64,8 @@ class ChunkSizer:
             return
         self._num_since_quiet += 1
         quiet_s = self._quiet_s.get(size)
-        if quiet_s is None or num_prefill < int(self._num_tokens) // 2:
+        if quiet_s is None or num_prefill < self._num_asked // 2:
             return  # the end of a prompt: too little to tell
-        allowed_s = max(_AIM * self._max_slowdown * quiet_s, _UNNOTICED_S) - quiet_s
-        change = allowed_s / max(step_s - quiet_s, 1e-9)
-        change = min(max(change, _FASTEST_FALL), _FASTEST_RISE)
-        self._num_tokens = min(max(self._num_tokens * change, _LEAST_TOKENS), self._max_tokens)
+        tokens_per_s = num_prefill / max(step_s - quiet_s, 1e-6)
+        known = self._tokens_per_s or tokens_per_s
+        self._tokens_per_s = min(max(tokens_per_s, _FASTEST_FALL * known), _FASTEST_RISE * known)

@@ -175,7 +175,8 @@ class Scheduler:
             if self._place(plan, run, 1, drafts, is_mover_busy=is_mover_busy):
                 budget -= 1 + len(drafts)
                 num_spare -= len(drafts)
-        budget = min(budget, self._sizer.limit(len(plan.chunks)))
+        num_prompts = self._num_urgent(prefilling, decoding)
+        budget = min(budget, self._sizer.limit(len(plan.chunks), num_prompts))
         score_budget = _MAX_SCORED_TOKENS
         for run in prefilling:
             num_tokens = min(run.num_pending, budget)
@@ -188,6 +189,16 @@ class Scheduler:
         if plan.preempted:
             plan.chunks = [chunk for chunk in plan.chunks if chunk.run not in plan.preempted]
         return plan
+
+    def _num_urgent(self, prefilling: list[SequenceRun], decoding: list[SequenceRun]) -> int:
+        """Prompts that wait for their first token, but none that is less urgent than some stream."""
+        if not prefilling:
+            return 0
+        most_urgent = min((run.sequence.priority for run in decoding), default=None)
+        return sum(
+            most_urgent is None or run.sequence.priority <= most_urgent
+            for run in (*prefilling, *self._waiting)
+        )
 
     def learn_step(self, chunks: list[ScheduledChunk], step_s: float) -> None:
         """A planned step took so long: later chunks beside decode rows are sized by it."""

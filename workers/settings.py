@@ -26,7 +26,8 @@ class EngineSettings:
     decode rows together. prefix_cache: full blocks stay in HBM for reuse after their sequence.
     speculation_tokens: most tokens guessed ahead for one sequence in a step; 0: none.
     max_decode_slowdown: chunks of prompts are sized so that steps beside them take at most so many
-    times what decode rows take alone; 0: by the budget only, for most tokens in all.
+    times what decode rows take alone, unless more prompts wait than rows decode; 0: by the budget
+    only, for most tokens in all.
 
     Raises:
         ValueError: a count is too small to make progress.
@@ -106,7 +107,10 @@ class WorkerSettings(BaseSettings):
         default=0, ge=0, le=32, description="guessed ahead from the sequence's own text; 0: none"
     )
     max_decode_slowdown: float = Field(
-        default=2.0, ge=0, description="of a step by the prompts beside it; 0: no limit"
+        default=2.0,
+        ge=0,
+        description="of a step by the prompts beside it, unless more of them wait than rows decode;"
+        " 0: no limit",
     )
     loads: LoadPolicy = Field(
         default=LoadPolicy.COST,

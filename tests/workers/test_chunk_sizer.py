@@ -20,11 +20,13 @@ class Machine:
     def step_s(self, num_prefill: int, num_decode: int) -> float:
         return self.base_s + self.row_s * num_decode + self.token_s * num_prefill
 
-    def run(self, sizer: ChunkSizer, num_decode: int, num_steps: int) -> list[tuple[int, float]]:
+    def run(
+        self, sizer: ChunkSizer, num_decode: int, num_steps: int, num_prompts: int = 1
+    ) -> list[tuple[int, float]]:
         """Steps with an endless prompt: prompt tokens and seconds of each."""
         steps = []
         for _ in range(num_steps):
-            num_prefill = sizer.limit(num_decode)
+            num_prefill = sizer.limit(num_decode, num_prompts)
             step_s = self.step_s(num_prefill, num_decode)
             sizer.learn(num_prefill, num_decode, step_s)
             steps.append((num_prefill, step_s))
@@ -61,7 +63,7 @@ def test_a_prompt_goes_on_however_dear_its_tokens_are() -> None:
 
 
 def test_steps_that_nobody_notices_are_not_cut() -> None:
-    steps = Machine(base_s=0.0001, row_s=0.0, token_s=0.000005).run(ChunkSizer(2.0, 512), 8, 60)
+    steps = Machine(base_s=0.0001, row_s=0.0, token_s=0.00001).run(ChunkSizer(2.0, 512), 8, 60)
 
     assert steps[-1][0] == 512
 
@@ -91,6 +93,28 @@ def test_what_decode_rows_take_alone_is_followed_as_their_contexts_grow() -> Non
     assert steps[-1][1] >= 1.4 * Machine(base_s=0.04).step_s(0, 8)
 
 
+@pytest.mark.parametrize(("num_decode", "num_prompts"), [(1, 31), (8, 24), (16, 16), (31, 1)])
+def test_rows_and_waiting_prompts_share_the_time_by_their_numbers(
+    num_decode: int, num_prompts: int
+) -> None:
+    machine = Machine()
+    quiet_s = machine.step_s(0, num_decode)
+
+    steps = machine.run(ChunkSizer(2.0, 100_000), num_decode, 60, num_prompts)
+
+    allowed = max(2.0, 1 + num_prompts / num_decode)
+    assert 0.6 * allowed * quiet_s <= steps[-1][1] <= allowed * quiet_s
+
+
+def test_when_the_other_prompts_are_done_chunks_shrink_at_once() -> None:
+    machine, sizer = Machine(), ChunkSizer(2.0, 512)
+    machine.run(sizer, 4, 60, num_prompts=40)
+
+    steps = machine.run(sizer, 4, 20, num_prompts=1)
+
+    assert max(step_s for _, step_s in steps) <= 2.0 * machine.step_s(0, 4)
+
+
 def test_nothing_is_cut_without_decode_rows_or_without_a_limit() -> None:
-    assert ChunkSizer(2.0, 512).limit(0) == 512
-    assert ChunkSizer(0.0, 512).limit(8) == 512
+    assert ChunkSizer(2.0, 512).limit(0, 1) == 512
+    assert ChunkSizer(0.0, 512).limit(8, 1) == 512

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pipeline.protocol.request import Priority
 from pipeline.protocol.sampling import SamplingParams
 from tiering.block_hash import KeyChain, namespace_root
@@ -147,6 +149,27 @@ def test_prefill_chunks_go_by_priority() -> None:
     desk.step()
     desk.add(64, Priority.HIGH)
     assert sizes(desk.step()) == [("r2", 32)]
+
+
+@pytest.mark.parametrize(
+    ("priority", "least", "most"), [(Priority.NORMAL, 90, 120), (Priority.BATCH, 8, 11)]
+)
+def test_a_stream_makes_way_for_many_prompts_unless_they_are_less_urgent(
+    priority: Priority, least: int, most: int
+) -> None:
+    desk = Desk(num_blocks=600, max_batch_tokens=256, max_decode_slowdown=2)
+    desk.add(16)
+    desk.step()
+    for _ in range(8):
+        desk.add(1000, priority)
+
+    num_tokens = 0
+    for _ in range(8):
+        plan = desk.step()
+        num_tokens = sum(chunk.num_tokens for chunk in plan.chunks) - 1
+        desk.scheduler.learn_step(plan.chunks, 0.02 + 0.001 * num_tokens)
+
+    assert least <= num_tokens <= most
 
 
 def test_no_more_sequences_hold_blocks_than_allowed() -> None:
