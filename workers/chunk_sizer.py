@@ -44,11 +44,17 @@ class ChunkSizer:
         quiet_s = self._quiet_s.get(num_decode.bit_length())
         if quiet_s is None or self._num_since_quiet >= _STEPS_BETWEEN_QUIET:
             return 0
+        if self._tokens_per_s is None:
+            self._tokens_per_s = _LEAST_TOKENS / self._allowed_s(quiet_s, self._max_slowdown)
         slowdown = max(self._max_slowdown, 1 + num_prompts / num_decode)
-        allowed_s = max(_AIM * slowdown * quiet_s, _UNNOTICED_S) - quiet_s
-        wanted = allowed_s * (self._tokens_per_s or 0.0)
+        wanted = self._allowed_s(quiet_s, slowdown) * self._tokens_per_s
         self._num_asked = int(min(max(wanted, _LEAST_TOKENS), self._max_tokens))
         return self._num_asked
+
+    @staticmethod
+    def _allowed_s(quiet_s: float, slowdown: float) -> float:
+        """What a chunk may add to a step; something, or no prompt would go on."""
+        return max(_AIM * slowdown * quiet_s, _UNNOTICED_S, 1.05 * quiet_s) - quiet_s
 
     def learn(self, num_prefill: int, num_decode: int, step_s: float) -> None:
         """A step of so many tokens of both kinds took so long."""
@@ -64,8 +70,8 @@ class ChunkSizer:
             return
         self._num_since_quiet += 1
         quiet_s = self._quiet_s.get(size)
-        if quiet_s is None or num_prefill < self._num_asked // 2:
+        known = self._tokens_per_s
+        if quiet_s is None or known is None or num_prefill < self._num_asked // 2:
             return  # the end of a prompt: too little to tell
         tokens_per_s = num_prefill / max(step_s - quiet_s, 1e-6)
-        known = self._tokens_per_s or tokens_per_s
         self._tokens_per_s = min(max(tokens_per_s, _FASTEST_FALL * known), _FASTEST_RISE * known)

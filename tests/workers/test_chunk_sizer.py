@@ -115,6 +115,23 @@ def test_when_the_other_prompts_are_done_chunks_shrink_at_once() -> None:
     assert max(step_s for _, step_s in steps) <= 2.0 * machine.step_s(0, 4)
 
 
+def test_the_first_chunk_is_small_and_says_little_if_it_seems_to_cost_nothing() -> None:
+    sizer = ChunkSizer(2.0, 512)
+    sizer.learn(0, 8, 0.02)
+
+    first = sizer.limit(8, 1)
+    sizer.learn(first, 8, 0.02)
+
+    assert first == 4
+    assert sizer.limit(8, 1) <= 5
+
+
+def test_a_limit_near_one_leaves_prompts_some_progress() -> None:
+    steps = Machine().run(ChunkSizer(1.05, 512), 8, 40)
+
+    assert all(num_prefill == 4 for num_prefill, _ in steps[1:])
+
+
 def test_nothing_is_cut_without_decode_rows_or_without_a_limit() -> None:
     assert ChunkSizer(2.0, 512).limit(0, 1) == 512
     assert ChunkSizer(0.0, 512).limit(8, 1) == 512
