@@ -27,16 +27,15 @@ class ChunkSizer:
         self._max_slowdown = max_slowdown
         self._max_tokens = max_tokens
         self._quiet_s: dict[int, float] = {}
-        self._tokens_per_s: float | None = (
-            None  # of prompts, in the time that a chunk adds to a step
-        )
+        # Prompt tokens in a second that chunks add to steps; None before the first chunk.
+        self._tokens_per_s: float | None = None
         self._num_asked = 0
         self._num_since_quiet = 0
 
     def limit(self, num_decode: int, num_prompts: int) -> int:
         """Most prompt tokens of the next step, beside so many decode rows; 0: look at them alone.
 
-        num_prompts: all that wait for their first token. Alone the rows run once for each size of
+        num_prompts: those that could take part. Alone the rows run once for each size of
         batch and now and then after that, for without it nothing is known to compare with.
         """
         if not self._max_slowdown or not num_decode:

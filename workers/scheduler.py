@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 
+from pipeline.protocol.request import Priority
 from workers.batch import ScheduledChunk
 from workers.block_table import BlockPool
 from workers.chunk_sizer import ChunkSizer
@@ -190,15 +191,14 @@ class Scheduler:
             plan.chunks = [chunk for chunk in plan.chunks if chunk.run not in plan.preempted]
         return plan
 
-    def _num_urgent(self, prefilling: list[SequenceRun], decoding: list[SequenceRun]) -> int:
-        """Prompts that wait for their first token, but none that is less urgent than some stream."""
-        if not prefilling:
-            return 0
-        most_urgent = min((run.sequence.priority for run in decoding), default=None)
-        return sum(
-            most_urgent is None or run.sequence.priority <= most_urgent
-            for run in (*prefilling, *self._waiting)
-        )
+    @staticmethod
+    def _num_urgent(prefilling: list[SequenceRun], decoding: list[SequenceRun]) -> int:
+        """Admitted prompts, but none that is less urgent than some stream.
+
+        Who is not admitted waits for a place that only streams can leave: slowing these helps nobody.
+        """
+        most_urgent = min((run.sequence.priority for run in decoding), default=Priority.BATCH)
+        return sum(run.sequence.priority <= most_urgent for run in prefilling)
 
     def learn_step(self, chunks: list[ScheduledChunk], step_s: float) -> None:
         """A planned step took so long: later chunks beside decode rows are sized by it."""

@@ -1,6 +1,7 @@
 // Attention of spans of prompt tokens to their contexts, in one of two forms that give the same bytes:
 // for long spans, whose rows share packed contexts, and for short ones, which wait for memory. Either
-// keeps about as much aside as the contexts' keys and values take in one layer.
+// keeps aside about what the contexts' keys and values take in one layer; with more than 4 query heads
+// to a kv head the form for short spans keeps more, up to 4 times that for 16.
 #pragma once
 
 #include <numeric>

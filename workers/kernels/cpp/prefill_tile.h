@@ -100,7 +100,7 @@ inline void score_tile(const bf16* queries, int64_t width, const bf16* keys, int
 
 template <int Count, typename Fetch>
 inline void add_tile(const Layer& layer, const TileWeights& weights, const bf16* packed,
-                       int64_t num_tokens, const Running& running, Fetch& fetch) {
+                     int64_t num_tokens, const Running& running, Fetch& fetch) {
   const int64_t stride = layer.padded_dim();
   for (int64_t chunk = 0; chunk < layer.num_chunks(); ++chunk) {
     float* places = running.values + 32 * chunk;
