@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Rig:
             self.wait_for_worker(name)
         if any(role != "prefill" for role in self.workers.values()):
             self.wait_ready()
+        else:
+            self._wait_known()
         return self
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -175,9 +177,22 @@ class Rig:
         return False
 
     def wait_ready(self) -> None:
-        """Wait until the gateway says that it can serve."""
+        """Wait until the gateway says that it can serve, by all workers that run."""
         wait_until(
             lambda: self._answers("gateway", f"{self.base_url}/readyz"), START_LIMIT_S, "readyz"
+        )
+        self._wait_known()
+
+    def _wait_known(self) -> None:
+        """Wait until the gateway has seen them: until then it sends them no work.
+
+        It looks for them twice a second; a decode worker seen first computes prompts itself.
+        """
+        running = [name for name in self.workers if self.processes[name].poll() is None]
+        wait_until(
+            lambda: self._knows(running),
+            START_LIMIT_S,
+            f"the gateway knows {running}",
         )
 
     def wait_for_worker(self, name: str) -> None:
@@ -244,9 +259,16 @@ class Rig:
 
     def metric(self, name: str) -> float:
         """Sum of a metric's series on the gateway."""
-        lines = httpx.get(f"{self.base_url}/metrics", timeout=5).text.splitlines()
+        lines = self._metrics().splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)]
         return sum(values)
+
+    def _knows(self, workers: Collection[str]) -> bool:
+        metrics = self._metrics()
+        return all(f'worker="{name}@' in metrics for name in workers)
+
+    def _metrics(self) -> str:
+        return httpx.get(f"{self.base_url}/metrics", timeout=5, verify=self.tls or True).text
 
     def close(self) -> None:
         """End everything that was started, by process id."""

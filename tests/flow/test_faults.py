@@ -225,6 +225,7 @@ async def test_the_prompt_is_computed_by_decode_where_no_prefill_worker_lives(ri
     for name in ("prefill-0", "prefill-1"):
         rig.start_worker(name, "prefill")
         rig.wait_for_worker(name)
+    rig.wait_ready()
 
 
 async def test_a_worker_that_is_told_to_stop_gives_its_streams_to_another(rig: Rig) -> None:
