@@ -9,9 +9,13 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
 from tokenizers import Tokenizer
 
+from pipeline.intake.context_length import CONTEXT_FIELDS, exact_context, told_context
 from pipeline.intake.errors import ModelFilesUnusable
+
+log = structlog.get_logger(__name__)
 
 WORD_SPACE = "\u2581"
 _BYTE_TOKEN_CHARS = len("<0x00>")
@@ -29,16 +33,6 @@ class TokenSpelling(Enum):
     LLAMA = auto()
     METASPACE = auto()
     METASPACE_KEEPING = auto()
-
-
-# How families call the length of a context; the first is the usual name.
-_CONTEXT_FIELDS = (
-    "max_position_embeddings",
-    "n_positions",
-    "model_max_length",
-    "max_seq_len",
-    "context_length",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +54,11 @@ class ModelFacts:
         config = read_json(directory / "config.json")
         generation = read_json(directory / "generation_config.json")
         named = read_json(directory / "tokenizer_config.json")
-        told = (config.get(name) for name in _CONTEXT_FIELDS)
-        max_context = next((value for value in told if isinstance(value, int)), None)
+        max_context, told = exact_context(config), told_context(config)
         if max_context is None:
-            raise ModelFilesUnusable(directory, f"config.json has none of {_CONTEXT_FIELDS}")
+            raise ModelFilesUnusable(directory, f"config.json has none of {CONTEXT_FIELDS}")
+        if max_context != told:
+            log.warning("original_context_only", path=str(directory), told=told, tokens=max_context)
         eos = [generation.get("eos_token_id"), config.get("eos_token_id")]
         ids = next((_id_set(value) for value in eos if value is not None), frozenset())
         named_eos = _named_id(named.get("eos_token"), tokenizer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pipeline.intake.context_length import exact_context
 from workers.models.config_refusals import Config, read_json, refuse_untold
 from workers.models.errors import ModelFilesMissing, ModelRefused
 from workers.models.model_facts import ModelFacts, token_ids_of
@@ -18,8 +19,9 @@ class RopeConfig:
     """Rotary position embedding.
 
     `factor` stretches positions: all of them ("linear"), or those of low frequency ("llama3",
-    "yarn"); the other fields say how for the type that has them. `partial`: the share of a head's
-    elements that is rotated.
+    "yarn"); `short_factors` those of each frequency ("longrope" in contexts that are no longer than
+    the original one). The other fields say how for the type that has them. `partial`: the share of a
+    head's elements that is rotated.
     """
 
     theta: float
@@ -33,6 +35,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncates: bool = True
+    short_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Family:
     window: Literal["none", "all", "typed"] = "none"
     default_window: int | None = None
     rotates_partly: bool = False
-    stretches_rope: bool = True
+    rope_types: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
     default_theta: float = 10_000.0
     skips_rope: bool = False
     joins_weights: bool = False
@@ -125,7 +128,7 @@ FAMILIES: Mapping[str, Family] = {
         qkv_bias=False,
         window="all",
         rotates_partly=True,
-        stretches_rope=False,
+        rope_types=("default", "longrope", "su"),
         joins_weights=True,
     ),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="typed", default_window=4096),
@@ -161,7 +164,9 @@ _ROPE_TYPES: Mapping[str, set[str]] = {  # and what each knows beside the fields
         "mscale_all_dim",
         "truncate",
     },
+    "longrope": {"factor", "attention_factor", "short_factor", "long_factor"},
 }
+_ROPE_NAMES = {"su": "longrope"}  # as old files call them
 _ROPE_FIELDS = {
     "rope_type",
     "type",
@@ -222,7 +227,7 @@ def _decoder_config(name: str, config: Config, generation: Config, family: Famil
     return DecoderConfig(
         name=name,
         vocab_size=config["vocab_size"],
-        context_tokens=config["max_position_embeddings"],
+        context_tokens=exact_context(config) or config["max_position_embeddings"],
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
         num_layers=config["num_hidden_layers"],
@@ -298,10 +303,11 @@ def _rotates(config: Config, family: Family) -> tuple[bool, ...]:
 
 def _rope_config(name: str, config: Config, family: Family) -> RopeConfig:
     fields = _rope_fields(config, family)
-    rope_type = fields.get("rope_type", fields.get("type", "default"))
-    known = tuple(_ROPE_TYPES) if family.stretches_rope else ("default",)
-    if rope_type not in known:
-        raise ModelRefused(name, f"rope type {rope_type} is not one of {', '.join(known)}")
+    told_type = str(fields.get("rope_type", fields.get("type", "default")))
+    if told_type not in family.rope_types:
+        known = ", ".join(family.rope_types)
+        raise ModelRefused(name, f"rope type {told_type} is not one of {known}")
+    rope_type = _ROPE_NAMES.get(told_type, told_type)
     unknown = sorted(set(fields) - _ROPE_FIELDS - _ROPE_TYPES[rope_type])
     if unknown:
         raise ModelRefused(name, f"rope type {rope_type} has no {unknown[0]}")
@@ -311,6 +317,8 @@ def _rope_config(name: str, config: Config, family: Family) -> RopeConfig:
     plain = RopeConfig(float(fields["rope_theta"]), rope_type, partial)
     if rope_type == "default":
         return plain
+    if rope_type == "longrope":
+        return _long_rope_config(name, plain, config, fields)
     plain = replace(plain, factor=float(fields["factor"]))
     if rope_type == "linear":
         return plain
@@ -327,10 +335,32 @@ def _rope_config(name: str, config: Config, family: Family) -> RopeConfig:
 def _original_context(name: str, config: Config, fields: Config) -> int:
     """Tokens of the context before it was stretched: the whole context, if the config is silent."""
     field = "original_max_position_embeddings"
-    inside = fields.get(field, config["max_position_embeddings"])
+    inside = fields.get(field, config.get(field, config["max_position_embeddings"]))
     if config.get(field, inside) != inside:
         raise ModelRefused(name, f"it has two {field}: {config[field]} and {inside}")
     return int(inside)
+
+
+def _long_rope_config(name: str, plain: RopeConfig, config: Config, fields: Config) -> RopeConfig:
+    """LongRoPE (Ding et al., 2024) within the original context; `exact_context` says why no further."""
+    if "original_max_position_embeddings" not in {*fields, *config}:  # classes take it for various
+        raise ModelRefused(name, "it does not say how long the original context of its rope was")
+    context = _original_context(name, config, fields)
+    factors = tuple(float(factor) for factor in fields["short_factor"])
+    num_pairs = int(_head_dim(config) * plain.partial) // 2
+    if len(factors) != num_pairs:
+        raise ModelRefused(name, f"its short_factor has {len(factors)} numbers for {num_pairs}")
+    factor = float(fields.get("factor") or config["max_position_embeddings"] / context)
+    attention_factor = fields.get("attention_factor")
+    if attention_factor is None:
+        growth = math.log(factor) / math.log(context) if factor > 1 else 0.0
+        attention_factor = math.sqrt(1 + growth)
+    return replace(
+        plain,
+        original_context_tokens=context,
+        attention_factor=float(attention_factor),
+        short_factors=factors,
+    )
 
 
 def _yarn_config(plain: RopeConfig, fields: Config) -> RopeConfig:

@@ -17,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from pipeline.intake.context_length import exact_context
 from workers.kernels.operators import Operators, PagedAttention, StepPlan
 from workers.models.attention_survey import MODULE_FAULTS, Survey, SurveyRefused, shortened
 from workers.models.config_refusals import read_json, refuse_untold
@@ -25,7 +26,6 @@ from workers.models.model_facts import ModelFacts, token_ids_of
 from workers.models.weights import weight_paths
 
 _IMPLEMENTATION = "pointsman_paged"
-_UNSTEADY_ROPES = {"dynamic", "longrope"}
 _NOT_SAID = 2048
 
 
@@ -57,7 +57,7 @@ class ModulesModel:
         return ModelFacts(
             name=self.name,
             vocab_size=self.module.get_output_embeddings().weight.shape[0],
-            context_tokens=int(getattr(config, "max_position_embeddings", 0) or _NOT_SAID),
+            context_tokens=exact_context(config.to_dict()) or _NOT_SAID,
             num_layers=len(self.survey.shapes),
             num_kv_heads=self.survey.shapes[0].num_kv_heads,
             head_dim=self.survey.shapes[0].head_dim,
@@ -190,8 +190,9 @@ def _config_of(directory: Path) -> Any:
     if kind is None:
         raise ModelRefused(directory.name, f"{config.model_type} is no causal language model")
     refuse_untold(directory, told, _fields_known_to(type(config)), kind.__name__)
-    if _has_unsteady_rope(config):
-        reason = "its rope depends on the longest position (dynamic, longrope)"
+    tokens = exact_context(config.get_text_config().to_dict())
+    if tokens is not None and tokens < (exact_context(told) or tokens):
+        reason = f"its angles change after {tokens} tokens, which its config.json does not say"
         raise ModelRefused(directory.name, reason)
     return config
 
@@ -207,10 +208,3 @@ def _fields_known_to(kind: Any) -> set[str]:
 def _in_short(error: Exception) -> str:
     """What transformers says, on one line."""
     return shortened(f"transformers cannot load it ({type(error).__name__}): {error}")
-
-
-def _has_unsteady_rope(config: Any) -> bool:
-    """Angles that depend on the longest position so far differ between a prompt and its chunks."""
-    fields = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    of_layers = [own for own in fields.values() if isinstance(own, dict)]
-    return any(own.get("rope_type") in _UNSTEADY_ROPES for own in (fields, *of_layers))

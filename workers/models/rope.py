@@ -20,7 +20,7 @@ class RopeTable:
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         self.num_rotated = int(head_dim * config.partial)
         powers = torch.arange(0, self.num_rotated, 2, dtype=torch.int64).float() / self.num_rotated
-        self._frequencies = _stretch(1.0 / (config.theta**powers), config)
+        self._frequencies = _frequencies(config.theta**powers, config)
         self._scale = config.attention_factor
         self._table = torch.empty((0, self.num_rotated), device=device)
 
@@ -40,7 +40,10 @@ class RopeTable:
         return torch.cat((angles.cos(), angles.sin()), dim=1) * self._scale
 
 
-def _stretch(inverse: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+def _frequencies(periods: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    if config.rope_type == "longrope":
+        return 1.0 / (torch.tensor(config.short_factors) * periods)
+    inverse = 1.0 / periods
     if config.rope_type == "linear":
         return inverse / config.factor
     if config.rope_type == "llama3":

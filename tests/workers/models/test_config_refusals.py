@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from tests.workers.models.tiny_models import copied, logits_of
+from pipeline.intake.hf_vocabulary import ModelFacts
+from tests.workers.models.tiny_models import LONG_ROPE, NUM_ORIGINAL, copied, logits_of
 from workers.models.bench import EngineBench
 from workers.models.errors import ModelFilesMissing, ModelRefused
 from workers.models.families import read_config
@@ -23,6 +26,18 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
 WINDOW = {"use_sliding_window": True, "sliding_window": 20}
+ORIGINAL = {"original_max_position_embeddings": NUM_ORIGINAL}
+SU_ROPE = LONG_ROPE | ORIGINAL | {"type": "su", "partial_rotary_factor": 0.75}
+del SU_ROPE["rope_type"]
+LLAMA_LONG_ROPE = LONG_ROPE | {
+    "short_factor": [1.0 + number / 5 for number in range(8)],
+    "long_factor": [4.0] * 8,
+    **ORIGINAL,
+}
+ORIGINAL_UNTOLD = {
+    "original_max_position_embeddings": ...,
+    "rope_parameters": LONG_ROPE | {"partial_rotary_factor": 0.75},
+}
 Weights = dict[str, torch.Tensor]
 MakeModel = Callable[[str], Path]
 
@@ -61,6 +76,14 @@ def assert_right(directory: Path) -> None:
         ("llama", {"sliding_window": 20, "use_sliding_window": False}),
         ("mistral", {"sliding_window": None}),
         ("phi3-partial", {"rope_parameters": ..., "partial_rotary_factor": 0.5}),
+        ("phi3-long", {}),
+        ("phi3-long", {"rope_parameters": SU_ROPE}),
+        ("phi3-long", {"rope_parameters": ..., "rope_scaling": SU_ROPE, "rope_theta": 300.0}),
+        ("phi3-long", {"rope_parameters": SU_ROPE | {"factor": 16.0}}),
+        ("phi3-long", {"rope_parameters": SU_ROPE | {"attention_factor": 1.3}}),
+        ("phi3-long", {"max_position_embeddings": 180}),
+        ("llama", {"rope_parameters": LLAMA_LONG_ROPE}),
+        ("llama", {"rope_parameters": LLAMA3, "original_max_position_embeddings": 64}),
         ("qwen2-window", {"layer_types": LAYERS}),
         ("qwen3", {"layer_types": LAYERS, **WINDOW}),
         ("qwen3", {"layer_types": LAYERS, "use_sliding_window": True, "sliding_window": 20}),
@@ -83,12 +106,34 @@ def test_the_compact_decoder_reads_a_config_as_hugging_face_does(
         ("qwen2-window", {"layer_types": ...}),
         ("smollm3", {"layer_types": ..., **WINDOW}),
         ("llama", {"partial_rotary_factor": 1.0, "rope_parameters": {"rope_type": "default"}}),
+        ("phi3-long", {"hidden_act": "gelu"}),
+        ("phi3-long", ORIGINAL_UNTOLD),
     ],
 )
 def test_what_is_left_to_the_modules_is_right_too(
     name: str, changes: dict[str, Any], tiny_model: MakeModel, tmp_path: Path
 ) -> None:
     assert_right(copied(tiny_model(name), tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])  # the compact decoder, the modules
+def test_a_long_rope_ends_with_the_original_context(
+    activation: str, tiny_model: MakeModel, tmp_path: Path
+) -> None:
+    directory = copied(tiny_model("phi3-long"), tmp_path / "model", hidden_act=activation)
+    tokens = (PROMPT * 3)[: NUM_ORIGINAL + 1]
+    expected = logits_of(directory, tokens[:-1])
+    bench = EngineBench(load_runner("torch", directory))
+    lane = bench.lane(tokens[:-1])
+
+    for count in (150, NUM_ORIGINAL - 151, 1):
+        logits = bench.step([lane], [count])[0]
+        np.testing.assert_allclose(logits, expected[lane.num_computed - 1], atol=2e-4, rtol=0)
+
+    facts = ModelFacts.read(directory, Tokenizer(BPE()))
+    assert facts.max_context == bench.runner.spec.context_tokens == NUM_ORIGINAL
+    difference = logits_of(directory, tokens)[:-1] - expected
+    assert difference.abs().amax(dim=1).max() > 0.1, "one token more, and all angles are others"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +187,8 @@ def test_what_would_be_wrong_in_silence_is_refused_with_the_reason(
     [
         ("mistral", {"sliding_window": 0}, "0 tokens|mask|fail|off by"),
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "longrope"),
+        ("phi3-long", {"rope_parameters": LONG_ROPE}, "length 8, got 6"),
+        ("phi3-long", ORIGINAL_UNTOLD | {"max_position_embeddings": 8192}, "after 4096 tokens"),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "longrope"),
         ("qwen2", {"layer_types": LAYERS}, "sliding"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers|fail|index"),

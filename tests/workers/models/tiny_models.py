@@ -37,6 +37,13 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 3.0, 5.0, 8.0, 12.0],
+}
+NUM_ORIGINAL = 350  # tokens
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 
@@ -56,6 +63,12 @@ def tiny_configs() -> dict[str, Any]:
         "phi3": transformers.Phi3Config(**without_head_dim, pad_token_id=0, sliding_window=90),
         "phi3-partial": transformers.Phi3Config(
             **without_head_dim, pad_token_id=0, rope_parameters=PARTIAL_ROPE
+        ),
+        "phi3-long": transformers.Phi3Config(
+            **without_head_dim,
+            pad_token_id=0,
+            original_max_position_embeddings=NUM_ORIGINAL,
+            rope_parameters=LONG_ROPE | {"partial_rotary_factor": 0.75},
         ),
         "qwen2": transformers.Qwen2Config(**without_head_dim),
         "qwen2-window": transformers.Qwen2Config(
@@ -84,6 +97,9 @@ def modules_configs() -> dict[str, Any]:
             layer_types=alternating,
             query_pre_attn_scalar=16,
             pad_token_id=0,
+        ),
+        "dynamic": transformers.LlamaConfig(
+            **TINY, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         "gpt2": transformers.GPT2Config(
             vocab_size=300, n_positions=512, n_embd=48, n_layer=3, n_head=3, initializer_range=0.3
@@ -146,12 +162,6 @@ def refused_configs() -> dict[str, tuple[Any, str]]:
         "bloom": (
             transformers.BloomConfig(**sizes, n_layer=2, n_head=4),
             "no attention function but their own",
-        ),
-        "dynamic": (
-            transformers.LlamaConfig(
-                **TINY, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-            ),
-            "longest position",
         ),
         "recurrent": (
             transformers.JambaConfig(
