@@ -158,14 +158,12 @@ class ChatTemplate:
             rendered, end, _ = rendered.rpartition(mask.end)
             if not end:
                 raise TemplateRefused("The chat template cannot leave the last message open.")
-        ids: list[int] = []
+        parts: list[str | int] = []
         start = 0
         for match in mask.pattern.finditer(rendered):
-            ids += vocabulary.encode(mask.reveal(rendered[start : match.start()]), special=False)
-            ids.append(ids_of[match.group()])
+            parts += [mask.reveal(rendered[start : match.start()]), ids_of[match.group()]]
             start = match.end()
-        ids += vocabulary.encode(mask.reveal(rendered[start:]), special=False)
-        return ids
+        return vocabulary.encode_parts([*parts, mask.reveal(rendered[start:])])
 
 
 class _Mask:

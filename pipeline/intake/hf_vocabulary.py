@@ -18,6 +18,10 @@ from pipeline.intake.errors import ModelFilesUnusable
 log = structlog.get_logger(__name__)
 
 WORD_SPACE = "\u2581"
+# What a control token swallows beside it: Unicode's White_Space, not Python's.
+_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 _BYTE_TOKEN_CHARS = len("<0x00>")
 
 
@@ -76,20 +80,22 @@ class ModelFacts:
 class HfVocabulary:
     """See `Vocabulary`.
 
-    Two tokenizers are held because whether control tokens are seen is a switch of the tokenizer and
-    not of the call. Token bytes are computed on first use.
+    Several tokenizers are held because whether control tokens are seen is a switch of the tokenizer
+    and not of the call, and so is whether a text begins. Token bytes are computed on first use.
     """
 
     def __init__(self, tokenizer_json: str, facts: ModelFacts, *, path: Path = Path()) -> None:
-        self._seeing = Tokenizer.from_str(tokenizer_json)
-        self._plain = Tokenizer.from_str(tokenizer_json)
-        self._plain.encode_special_tokens = True
-        for tokenizer in (self._seeing, self._plain):
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-        self._spelling = find_spelling(json.loads(tokenizer_json).get("decoder"), path)
+        described = json.loads(tokenizer_json)
+        self._seeing = _tokenizer(tokenizer_json, sees_special=True)
+        self._plain = _tokenizer(tokenizer_json, sees_special=False)
+        self._going_on = self._plain
+        if _goes_on_otherwise(described):
+            self._going_on = _tokenizer(json.dumps(described), sees_special=False)
+        self._spelling = find_spelling(described.get("decoder"), path)
         added = self._seeing.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
+        self._strips_left = {token_id for token_id, token in added.items() if token.lstrip}
+        self._strips_right = {token_id for token_id, token in added.items() if token.rstrip}
         self._bytes: dict[int, bytes] = {}
         self.special_texts: Sequence[tuple[str, int]] = sorted(
             ((added[token_id].content, token_id) for token_id in self._special),
@@ -117,10 +123,22 @@ class HfVocabulary:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """See `Vocabulary`."""
-        tokenizer = self._seeing if special else self._plain
-        # A batch of one: `encode` would keep all other threads waiting, seconds for a huge text.
-        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoding.ids
+        return _encode(self._seeing if special else self._plain, text)
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """See `Vocabulary`."""
+        ids: list[int] = []
+        for rank, part in enumerate(parts):
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            text = part
+            if rank > 0 and parts[rank - 1] in self._strips_right:
+                text = text.lstrip(_WHITE_SPACE)
+            if rank + 1 < len(parts) and parts[rank + 1] in self._strips_left:
+                text = text.rstrip(_WHITE_SPACE)
+            if text:
+                ids += _encode(self._going_on if rank else self._plain, text)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -158,13 +176,40 @@ class HfVocabulary:
         return token.replace(WORD_SPACE, " ").encode()
 
 
+def _tokenizer(tokenizer_json: str, *, sees_special: bool) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.encode_special_tokens = not sees_special
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    # A batch of one: `encode` would keep all other threads waiting, seconds for a huge text.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids
+
+
+def _goes_on_otherwise(described: dict[str, Any]) -> bool:
+    """Make a tokenizer.json that of a text behind its first control token; false if it is the same.
+
+    SentencePiece's first word begins with a space that is not in the text.
+    """
+    steps = list(_steps(described.get("pre_tokenizer"), "pretokenizers"))
+    first = [step for step in steps if step.get("prepend_scheme") == "first"]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    return bool(first)
+
+
 def find_spelling(decoder: dict[str, Any] | None, path: Path) -> TokenSpelling:
     """What the `decoder` section of tokenizer.json means.
 
     Raises:
         ModelFilesUnusable: a decoder that is neither byte-level nor SentencePiece-like.
     """
-    steps = list(_decoder_steps(decoder or {}))
+    steps = list(_steps(decoder, "decoders"))
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
         return TokenSpelling.BYTE_LEVEL
@@ -201,11 +246,12 @@ def token_content(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _decoder_steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if decoder.get("type") == "Sequence":
-        yield from decoder.get("decoders", ())
+def _steps(section: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
+    """A section of tokenizer.json, or those that it is a sequence of."""
+    if section is not None and section.get("type") == "Sequence":
+        yield from section.get(name, ())
     else:
-        yield decoder
+        yield section or {}
 
 
 def _id_set(value: object) -> frozenset[int]:

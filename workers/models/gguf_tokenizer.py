@@ -24,8 +24,24 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # How a text is cut before merging, by the name that llama.cpp gave the way (`tokenizer.ggml.pre`).
-_PATTERNS = {"qwen2": _WORDS % "1", "llama-bpe": _WORDS % "1,3", "llama3": _WORDS % "1,3"}
+_SHORT_NUMBERS = _WORDS % "1,3"
+_LOWER, _UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_CASED_WORDS = (  # words end where capitals begin
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PATTERNS = {
+    "qwen2": _WORDS % "1",
+    "llama-bpe": _SHORT_NUMBERS,
+    "llama3": _SHORT_NUMBERS,
+    "smaug-bpe": _SHORT_NUMBERS,
+    "dbrx": _SHORT_NUMBERS,
+    "gpt-4o": _CASED_WORDS,
+}
 _DIGITS_APART = ("smollm",)
+_KEEPING = {"<unk>", "<s>", "<|endoftext|>"}  # of the control tokens of Phi-3
 
 
 def write_tokenizer(fields: Fields, directory: Path, model: str, context_tokens: int) -> None:
@@ -41,7 +57,7 @@ def write_tokenizer(fields: Fields, directory: Path, model: str, context_tokens:
     adds_bos = bool(fields.get("tokenizer.ggml.add_bos_token", is_sentencepiece))
     build = _sentencepiece_bpe if is_sentencepiece else _byte_level_bpe
     tokenizer = build(fields, tokens, model)
-    _add_special_tokens(tokenizer, fields, tokens)
+    _add_special_tokens(tokenizer, fields, tokens, strips=_swallowing(fields, tokens))
     bos_id = fields.get("tokenizer.ggml.bos_token_id")
     if adds_bos and bos_id is not None:
         bos = tokens[bos_id]
@@ -107,9 +123,9 @@ def _sentencepiece_bpe(fields: Fields, tokens: list[str], model: str) -> Tokeniz
         )
     )
     adds_space = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        _WORD_SPACE, prepend_scheme="first" if adds_space else "never", split=False
-    )
+    # Also where a space stands already, and behind control tokens, as llama.cpp does.
+    prefix = [normalizers.Prepend(_WORD_SPACE)] if adds_space else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _WORD_SPACE)])
     steps = [decoders.Replace(_WORD_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if adds_space:
         steps.append(decoders.Strip(" ", 1, 0))
@@ -138,9 +154,21 @@ def _merges(fields: Fields, tokens: list[str]) -> list[tuple[str, str]]:
     return [(token[:cut], token[cut:]) for _, cut, token in pairs]
 
 
-def _add_special_tokens(tokenizer: Tokenizer, fields: Fields, tokens: list[str]) -> None:
+def _swallowing(fields: Fields, tokens: list[str]) -> set[str]:
+    """Control tokens that take the white space behind them away; a GGUF file has no field for it."""
+    is_first_phi3 = fields.get("general.architecture") == "phi3" and (
+        fields.get("tokenizer.ggml.model") == "llama"
+    )
+    return set(tokens) - _KEEPING if is_first_phi3 else set()
+
+
+def _add_special_tokens(
+    tokenizer: Tokenizer, fields: Fields, tokens: list[str], strips: set[str]
+) -> None:
     types: list[int] = fields["tokenizer.ggml.token_type"]
     for token, kind in zip(tokens, types, strict=True):
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED):
-            added = AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            added = AddedToken(
+                token, special=kind != _USER_DEFINED, normalized=False, rstrip=token in strips
+            )
             tokenizer.add_tokens([added])

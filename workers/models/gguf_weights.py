@@ -23,7 +23,10 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
 }
+_PAIRED = {"llama", "smollm3"}  # llama.cpp rotates neighbours of a head there, not halves
 _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -40,8 +43,13 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_OWN_NAMES = {"phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}}
 _TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<name>\w+)\.(?P<kind>weight|bias)")
 _ROPE_DIVISORS = "rope_freqs.weight"
+_LONG_ROPE = {
+    "rope_factors_short.weight": "short_factor",
+    "rope_factors_long.weight": "long_factor",
+}
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -73,6 +81,7 @@ _KNOWN_FIELDS = {
     "tensor_data_layout",
     "vocab_size",
 }
+_OWN_FIELDS = {"phi3": {"attention.sliding_window", "rope.scaling.attn_factor"}}
 _TYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -109,7 +118,7 @@ def hugging_face_config(fields: Fields, model: str, tensors: Container[str]) -> 
     _refuse_what_is_not_read(own, fields, model)
     num_heads = own["attention.head_count"]
     head_dim = own.get("attention.key_length", own["embedding_length"] // num_heads)
-    if own.get("rope.dimension_count", head_dim) != head_dim:
+    if architecture != "phi3" and own.get("rope.dimension_count", head_dim) != head_dim:
         raise ModelRefused(model, "it rotates a part of each head")
     if own.get("attention.value_length", head_dim) != head_dim:
         raise ModelRefused(model, "its keys and values have different sizes")
@@ -137,13 +146,33 @@ def hugging_face_config(fields: Fields, model: str, tensors: Container[str]) -> 
         "dtype": "bfloat16",
     }
     biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_down.bias"}
-    has_biases = {name: True for name, tensor in biases.items() if tensor in tensors}
-    return config | has_biases | special_token_ids(fields)
+    config |= {name: True for name, tensor in biases.items() if tensor in tensors}
+    if architecture == "phi3":
+        config |= _phi3_fields(own, rope, head_dim, model)
+    return config | special_token_ids(fields)
+
+
+def _phi3_fields(own: Fields, rope: Fields, head_dim: int, model: str) -> dict[str, Any]:
+    """Its window, the part of a head that it rotates, and the context before it was stretched."""
+    if "attention.sliding_window" not in own:  # llama.cpp guesses it from the model's size
+        raise ModelRefused(model, "it does not say what its sliding window is: convert it anew")
+    more: dict[str, Any] = {
+        "partial_rotary_factor": own.get("rope.dimension_count", head_dim) / head_dim
+    }
+    if "rope.scaling.attn_factor" in own:
+        more["attention_factor"] = _shortest(own["rope.scaling.attn_factor"])
+    original = own.get("rope.scaling.original_context_length", own["context_length"])
+    return {
+        "sliding_window": int(own["attention.sliding_window"]) or None,
+        "original_max_position_embeddings": int(original),
+        "rope_parameters": {**rope, **more},
+    }
 
 
 def _refuse_what_is_not_read(own: Fields, fields: Fields, model: str) -> None:
     """A field that nobody reads would be missing from the computation; zeros ask for nothing."""
-    unknown = sorted(name for name, value in own.items() if name not in _KNOWN_FIELDS and value)
+    known = _KNOWN_FIELDS | _OWN_FIELDS.get(fields["general.architecture"], set())
+    unknown = sorted(name for name, value in own.items() if name not in known and value)
     if unknown:
         raise ModelRefused(model, f"its field {unknown[0]} is not known")
     by_layer = sorted(name for name, value in own.items() if isinstance(value, list))
@@ -159,13 +188,17 @@ def stretched_rope(reader: GGUFReader, config: Mapping[str, Any], model: str) ->
     """The config's rope settings, with those that llama.cpp keeps as a tensor of divisors.
 
     Llama 3.1 and later stretch low frequencies. The divisors tell the factor; that the other three
-    numbers are Meta's is checked by computing all divisors from them.
+    numbers are Meta's is checked by computing all divisors from them. LongRoPE's are its factors.
 
     Raises:
         ModelRefused: the divisors are others.
     """
     rope: dict[str, Any] = dict(config["rope_parameters"])
-    divisors = next((t.data for t in reader.tensors if t.name == _ROPE_DIVISORS), None)
+    told = {t.name: t.data for t in reader.tensors if t.name in (_ROPE_DIVISORS, *_LONG_ROPE)}
+    if _LONG_ROPE.keys() <= told.keys():
+        factors = {name: told[tensor].tolist() for tensor, name in _LONG_ROPE.items()}
+        return rope | {"rope_type": "longrope"} | factors
+    divisors = told.get(_ROPE_DIVISORS)
     if divisors is None:
         return rope
     factor = float(divisors.max())
@@ -221,19 +254,22 @@ def write_safetensors(
 
 
 def _weights(reader: GGUFReader, config: Mapping[str, Any], model: str) -> Iterator[_Weight]:
+    family = config["model_type"]
+    names = _NAMES | _OWN_NAMES.get(family, {})
+    in_config = {_ROPE_DIVISORS, *(_LONG_ROPE if family == "phi3" else ())}  # see `stretched_rope`
     for tensor in reader.tensors:
-        if tensor.name == _ROPE_DIVISORS:  # in the config, see `stretched_rope`
+        if tensor.name in in_config:
             continue
         match = _TENSOR_NAME.fullmatch(tensor.name)
-        if match is None or match["name"] not in _NAMES:
+        if match is None or match["name"] not in names:
             raise ModelRefused(model, f"its tensor {tensor.name} is not known")
         layer = "" if match["layer"] is None else f"model.layers.{match['layer']}."
         num_heads = None
-        if config["model_type"] == "llama":  # llama.cpp pairs neighbours of a head, not halves
+        if family in _PAIRED:
             heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
             num_heads = config.get(heads.get(match["name"], ""))
         yield _Weight(
-            name=f"{layer}{_NAMES[match['name']]}.{match['kind']}",
+            name=f"{layer}{names[match['name']]}.{match['kind']}",
             shape=tuple(int(size) for size in reversed(tensor.shape)),
             dtype=_FULL_PRECISION.get(tensor.tensor_type, "BF16"),
             read=_reader_of(tensor.data, tensor.tensor_type, num_heads),

@@ -12,7 +12,12 @@ import transformers
 
 from pipeline.script_book import Script, ScriptBook
 from tests.workers.kernels.flash_stand_in import FLASH_3, StandIn
-from tests.workers.models.tiny_models import modules_configs, refused_configs, tiny_configs
+from tests.workers.models.tiny_models import (
+    gguf_configs,
+    modules_configs,
+    refused_configs,
+    tiny_configs,
+)
 from workers.kernels.cuda import CudaOperators
 from workers.kernels.cuda_graphs import Eager
 from workers.kernels.flash import Flash3
@@ -33,7 +38,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """Makes (once) the directory of a tiny model, by its name in tiny_models."""
     made: dict[str, Path] = {}
     refused = {name: config for name, (config, _) in refused_configs().items()}
-    configs = tiny_configs() | modules_configs() | refused
+    configs = tiny_configs() | gguf_configs() | modules_configs() | refused
 
     def make(name: str) -> Path:
         if name not in made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import llama_cpp
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,10 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
+PAIRED = ("llama", "mistral", "smollm3")
 
 
 def interleaved(values: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
@@ -61,7 +66,7 @@ def add_weights(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any]
         stem, _, kind = name.rpartition(".")
         values = tensor.float().numpy()
         last = stem.rpartition(".")[2]
-        if config["model_type"] in ("llama", "mistral") and last in heads:
+        if config["model_type"] in PAIRED and last in heads:
             values = interleaved(values, config[heads[last]])
         if stem.startswith("model.layers."):
             _, _, number, own = stem.split(".", 3)
@@ -87,6 +92,8 @@ def write_gguf(directory: Path, path: Path, **fields: Any) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_key_length(head_dim)
+    if f"{family}.attention.value_length" not in fields.get("numbers", {}):
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     for name, value in fields.get("numbers", {}).items():
@@ -96,9 +103,22 @@ def write_gguf(directory: Path, path: Path, **fields: Any) -> None:
             writer.add_array(name, value)
         else:
             writer.add_float32(name, value)
+    add_vocabulary(writer, config["vocab_size"], fields.get("tokenizer", "gpt2"))
+    add_weights(writer, directory, config)
+    if family == "phi3":
+        add_phi3_rope(writer, config, head_dim)
+    if "rope_type" in fields:
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(head_dim, fields["rope_type"]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, vocab_size: int, kind: str) -> None:
     pieces = ["<pad>", "<s>", "</s>", "a", "b", "ab", "1", "Ġ", "Ċ"]
-    pieces += [f"<{number}>" for number in range(config["vocab_size"] - len(pieces))]
-    writer.add_tokenizer_model(fields.get("tokenizer", "gpt2"))
+    pieces += [f"<{number}>" for number in range(vocab_size - len(pieces))]
+    writer.add_tokenizer_model(kind)
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(pieces)
     writer.add_token_types([3, 3, 3, *([1] * (len(pieces) - 3))])
@@ -106,13 +126,20 @@ def write_gguf(directory: Path, path: Path, **fields: Any) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages }}")
-    add_weights(writer, directory, config)
-    if "rope_type" in fields:
-        writer.add_tensor("rope_freqs.weight", llama3_divisors(head_dim, fields["rope_type"]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+
+def add_phi3_rope(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
+    """As llama.cpp's converter does."""
+    rope, original = config["rope_parameters"], config["original_max_position_embeddings"]
+    writer.add_sliding_window(config["sliding_window"] or 0)
+    writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+    writer.add_rope_scaling_orig_ctx_len(original)
+    if rope["rope_type"] == "longrope":
+        factor = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
+        for length in ("long", "short"):
+            factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
 def llama3_divisors(head_dim: int, rope_type: str) -> np.ndarray[Any, Any]:
@@ -151,7 +178,27 @@ def test_rope_divisors_become_the_llama3_settings_they_came_from(
         convert(tmp_path / "other.gguf", tmp_path / "other", lambda *_: None)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def logits_of_llama_cpp(path: Path) -> np.ndarray[Any, Any]:
+    """float32 (vocab_size,) of the prompt's last token, with keys and values in float32."""
+    model = llama_cpp.Llama(
+        str(path),
+        n_ctx=256,
+        n_threads=1,
+        logits_all=True,
+        flash_attn=False,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        verbose=False,
+    )
+    model.eval(PROMPT)
+    logits = np.array(model.scores[len(PROMPT) - 1])
+    model.close()
+    return logits
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3", "smollm3-4", "phi3", "phi3-partial", "phi3-long"]
+)
 def test_a_converted_model_computes_what_the_original_does(
     name: str, tiny_model: MakeModel, tmp_path: Path
 ) -> None:
@@ -166,6 +213,8 @@ def test_a_converted_model_computes_what_the_original_does(
         logits.append(bench.step([bench.lane(PROMPT)], [len(PROMPT)])[0])
     np.testing.assert_allclose(logits[1], logits[0], atol=0.05 * np.abs(logits[0]).max())
     assert logits[0].argmax() == logits[1].argmax()
+    theirs = logits_of_llama_cpp(tmp_path / "tiny.gguf")
+    np.testing.assert_allclose(logits[1], theirs, atol=0.01 * np.abs(theirs).max())
     percents = [percent for percent, _ in progress]
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)
@@ -271,6 +320,24 @@ def test_what_would_not_be_exact_is_refused(
 
     with pytest.raises(ModelRefused, match=reason):
         convert(tmp_path / "tiny.gguf", tmp_path / "out", lambda *_: None)
+
+
+def test_an_old_phi3_that_leaves_its_window_to_be_guessed_is_refused() -> None:
+    fields = {
+        "general.architecture": "phi3",
+        "phi3.attention.head_count": 6,
+        "phi3.attention.layer_norm_rms_epsilon": 1e-5,
+        "phi3.block_count": 3,
+        "phi3.context_length": 4096,
+        "phi3.embedding_length": 96,
+        "phi3.feed_forward_length": 80,
+        "tokenizer.ggml.tokens": ["a"],
+    }
+    with pytest.raises(ModelRefused, match="sliding window"):
+        hugging_face_config(fields, "old.gguf", set())
+
+    config = hugging_face_config(fields | {"phi3.attention.sliding_window": 2047}, "m.gguf", set())
+    assert config["sliding_window"] == 2047
 
 
 def test_layers_of_different_sizes_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""SentencePiece tokenizers in GGUF files: the ids are those that transformers gets from the same file."""
+"""Tokenizers in GGUF files: the ids are those that llama.cpp gets from the same file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import llama_cpp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pipeline.intake.hf_vocabulary import HfVocabulary
 from workers.models.errors import ModelRefused
@@ -20,12 +20,14 @@ from workers.models.gguf_tokenizer import write_tokenizer
 TEXT = """Once upon a time there was a small language model that knew few words. It read the same
 story again and again, and whatever it read it told: once upon a time, once upon another time.
 Größe, naïve, 12 345,67 and def f(x):\n\treturn x"""
-SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>"]
+CODE = """class HTTPServer(Base):\n\tdef camelCase(self, x1=12345):  // It's we'll I'M THEY'RE
+        return f"{x1}/{self.a}..."\n\n\n日本語のテキスト привет мир Straße a/b/c\r\n\r\n 1234567"""
+SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>", "<|endoftext|>"]
 
 
 @pytest.fixture(scope="module")
 def fields() -> dict[str, Any]:
-    """The fields of a GGUF file: 4 special tokens, 256 bytes, and 300 pieces learned from a text."""
+    """The fields of a GGUF file: 5 special tokens, 256 bytes, and 300 pieces learned from a text."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
     learner.train_from_iterator(
@@ -39,8 +41,8 @@ def fields() -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * 260 + ranks,
-        "tokenizer.ggml.token_type": [2, 3, 3, 4] + [6] * 256 + [1] * len(ranks),
+        "tokenizer.ggml.scores": [0.0] * 261 + ranks,
+        "tokenizer.ggml.token_type": [2, 3, 3, 4, 3] + [6] * 256 + [1] * len(ranks),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
@@ -58,29 +60,60 @@ def ours(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
     return directory
 
 
-@pytest.fixture(scope="module")
-def theirs(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """What transformers makes of a file with these fields."""
-    path = tmp_path_factory.mktemp("theirs") / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(fields["tokenizer.ggml.tokens"])
-    writer.add_token_scores(fields["tokenizer.ggml.scores"])
-    writer.add_token_types(fields["tokenizer.ggml.token_type"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+def llama_cpp_of(
+    path: Path, fields: dict[str, Any], architecture: str = "llama"
+) -> llama_cpp.Llama:
+    """What llama.cpp makes of a file with these fields and no weights."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(architecture.replace("phi", "phi-"))  # by which llama.cpp knows it
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_sliding_window(0)
+    writer.add_rope_scaling_orig_ctx_len(512)
+    writer.add_rope_dimension_count(16)
+    for name, value in fields.items():
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    architecture, description, _ = get_gguf_tokenizer(str(path))
-    tokenizer: Tokenizer = convert_gguf_tokenizer(architecture, description)[0]
-    return tokenizer
+    return llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+
+
+def assert_same_ids(text: str, ours: Tokenizer, theirs: llama_cpp.Llama) -> None:
+    ids = ours.encode(text, add_special_tokens=False).ids
+    assert ids == theirs.tokenize(text.encode(), add_bos=False, special=True)
+
+
+@pytest.fixture(scope="module", params=["llama", "phi3"])
+def both(
+    request: pytest.FixtureRequest,
+    fields: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Tokenizer, llama_cpp.Llama]:
+    """A SentencePiece tokenizer: ours and llama.cpp's. Phi-3's control tokens swallow white space."""
+    directory = tmp_path_factory.mktemp("both")
+    write_tokenizer(fields | {"general.architecture": request.param}, directory, "tiny.gguf", 512)
+    ours = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return ours, llama_cpp_of(directory / "tiny.gguf", fields, request.param)
 
 
 PARTS = st.sampled_from(
-    [" ", "  ", "\n", "\t", "once", "upon", "time", "ß", "€", "日本", "<|user|>", "7"]
+    [
+        *(" ", "  ", "\n", "\t", "once", "upon", "time", "ß", "€", "日本", "7"),
+        *("<|user|>", "<s>", "</s>", "<|endoftext|>"),
+    ]
 )
 
 
@@ -91,15 +124,70 @@ PARTS = st.sampled_from(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_text_has_the_ids_that_transformers_gives_it(
-    text: str, ours: Path, theirs: Tokenizer
+def test_any_text_has_the_ids_that_llama_cpp_gives_it(
+    text: str, both: tuple[Tokenizer, llama_cpp.Llama]
 ) -> None:
-    tokenizer = Tokenizer.from_file(str(ours / "tokenizer.json"))
+    assert_same_ids(text, *both)
 
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
 
-    assert ids == theirs.encode(text, add_special_tokens=False).ids
-    assert tokenizer.decode(ids) == theirs.decode(ids)
+CUTS = ("qwen2", "llama-bpe", "smollm", "smaug-bpe", "dbrx", "gpt-4o")
+
+
+@pytest.fixture(scope="module", params=CUTS)
+def byte_level(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, llama_cpp.Llama]:
+    """A byte-level tokenizer of 700 pieces with one way of cutting: ours and llama.cpp's."""
+    learner = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(r" ?\w+|\s+|[^\w\s]+"), behavior="isolated")
+    apart = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    learner.pre_tokenizer = pre_tokenizers.Sequence([words, apart])
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|user|>", "</s>"],
+    )
+    learner.train_from_iterator([TEXT, CODE], trainer)
+    model = json.loads(learner.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": request.param,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(tokens) - 2),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    directory = tmp_path_factory.mktemp("byte_level")
+    write_tokenizer(fields, directory, "tiny.gguf", 512)
+    ours = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return ours, llama_cpp_of(directory / "tiny.gguf", fields)
+
+
+# Without accents on capitals and marks of their own: there llama.cpp departs from what the models
+# were trained with (Qwen composes them, GPT-4o's words hold them), and we do not.
+CODE_PARTS = st.sampled_from(
+    [
+        *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "'s", "'LL", "'", "/", "//", "...", "_", "½"),
+        *("once", "Time", "HTTPServer", "camelCase", "x1", "12345", "7", "<|user|>"),
+        *("ß", "é", "€", "日本", "привет"),
+    ]
+)
+
+
+@given(text=st.lists(CODE_PARTS, max_size=14).map("".join))
+@settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_each_way_of_cutting_is_that_of_llama_cpp(
+    text: str, byte_level: tuple[Tokenizer, llama_cpp.Llama]
+) -> None:
+    assert_same_ids(text, *byte_level)
 
 
 def test_a_story_is_cut_into_its_words_and_comes_back_whole(ours: Path) -> None:
@@ -109,7 +197,7 @@ def test_a_story_is_cut_into_its_words_and_comes_back_whole(ours: Path) -> None:
 
     assert encoded.tokens == [
         *("<s>", "▁once", "▁upon", "▁a", "▁time"),
-        *("▁", "<0xE2>", "<0x82>", "<0xAC>", "<|user|>", "▁time"),
+        *("▁", "<0xE2>", "<0x82>", "<0xAC>", "<|user|>", "▁", "▁time"),
     ]
     assert tokenizer.decode(tokenizer.encode(TEXT).ids) == TEXT
 

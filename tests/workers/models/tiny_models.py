@@ -84,6 +84,18 @@ def tiny_configs() -> dict[str, Any]:
 TINY_NAMES = tuple(tiny_configs())
 
 
+def gguf_configs() -> dict[str, Any]:
+    """What llama.cpp knows in one form only."""
+    return {
+        "smollm3-4": transformers.SmolLM3Config(
+            **{**TINY, "num_hidden_layers": 5},
+            pad_token_id=0,
+            no_rope_layer_interval=4,
+            tie_word_embeddings=True,
+        )
+    }
+
+
 def modules_configs() -> dict[str, Any]:
     """Models that run over transformers' modules."""
     alternating = ["sliding_attention", "full_attention", "sliding_attention"]
