@@ -8,13 +8,13 @@ from gateway.app import create_app
 from gateway.auth import KeysFileBroken
 from gateway.server import make_server
 from gateway.settings import load_gateway_settings
-from pipeline.errors import SettingsInvalid, StoreLossy, UnknownSettings
+from pipeline.errors import DatabaseUnusable, SettingsInvalid, StoreLossy, UnknownSettings
 from pipeline.intake.errors import ModelFilesUnusable
 from pipeline.ledger.store_check import refuse_lossy_store
 from pipeline.logs import configure_logs
 from pipeline.settings import load_pipeline_settings
 
-_REFUSALS = (UnknownSettings, SettingsInvalid, StoreLossy)
+_REFUSALS = (DatabaseUnusable, UnknownSettings, SettingsInvalid, StoreLossy)
 # How long a thread that encodes may keep the event loop waiting: five times less than by default.
 _SWITCH_INTERVAL_S = 0.001
 _BROKEN_FILES = (ModelFilesUnusable, KeysFileBroken, OSError)

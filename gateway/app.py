@@ -78,6 +78,7 @@ def create_app(gateway: GatewaySettings, pipeline: PipelineSettings) -> FastAPI:
 
     Raises:
         ModelFilesUnusable, KeysFileBroken, OSError: files that the settings name.
+        DatabaseUnusable: the settings' database is of no kind that can be opened.
     """
     services = make_services(gateway, pipeline)
     webhooks = WebhookSender(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+import structlog
 
 from pipeline.batch.batch_store import BatchStore
 from pipeline.batch.conductor import BatchConductor, BatchStores, Pipeline
@@ -15,6 +18,8 @@ from pipeline.batch.database import Database
 from pipeline.batch.file_storage import FileStorage
 from pipeline.batch.file_store import FileStore
 from pipeline.batch.line_store import LineStore
+from pipeline.batch.refusals import DatabaseAway
+from pipeline.cancellation import end_tasks
 from pipeline.client import PipelineClient
 from pipeline.intake.build import Caller
 from pipeline.intake.model_catalog import ModelCatalog
@@ -22,8 +27,11 @@ from pipeline.ledger.store import connect_async
 from pipeline.protocol.tenant import tenant_salt
 from pipeline.settings import PipelineSettings
 
+log = structlog.get_logger(__name__)
+
 _STORE_THREADS = 4
 _LEASE_CONNECTIONS = 2
+_OPEN_WAIT_S, _OPEN_AGAIN_S = 5.0, 2.0
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -47,18 +55,26 @@ class BatchDesk:
             Pipeline(client, models, _caller, max(1, settings.max_waiting // 2)),
             connect_async(settings.redis_url, max_connections=_LEASE_CONNECTIONS),
         )
+        self._is_open = False
+        self._opener: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Bring the database up to date and take part in running batches.
 
-        Raises:
-            DatabaseAway: it cannot be opened.
+        Returns also when the database is away: interactive requests do not need it. It is asked again
+        until it answers; meanwhile `store` raises.
         """
-        await self.store(self._database.migrate)
-        await self._conductor.start()
+        tried = asyncio.Event()
+        self._opener = asyncio.create_task(self._open(tried), name="database")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(tried.wait(), _OPEN_WAIT_S)
+        if self._opener.done():
+            self._opener.result()
 
     async def close(self) -> None:
         """Stop all that `start` began. Requests go on; another process follows them."""
+        if self._opener is not None:
+            await end_tasks(self._opener)
         await self._conductor.close()
         self._storing.shutdown(wait=True)
         self._database.close()
@@ -75,9 +91,40 @@ class BatchDesk:
     async def store(
         self, call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
     ) -> _Result:
-        """Run a call of the stores in a thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._storing, partial(call, *args, **kwargs))
+        """Run a call of the stores in a thread.
+
+        Raises:
+            DatabaseAway: it has not been opened yet, or does not answer.
+        """
+        if not self._is_open:
+            raise DatabaseAway
+        return await self._in_thread(partial(call, *args, **kwargs))
+
+    async def _open(self, tried: asyncio.Event) -> None:
+        try:
+            is_open = await self._opened()
+        finally:
+            tried.set()
+        while not is_open:
+            await asyncio.sleep(_OPEN_AGAIN_S)
+            try:
+                is_open = await self._opened()
+            except Exception:
+                # The task's edge: another process may mend what this one cannot.
+                log.exception("database_not_opened")
+
+    async def _opened(self) -> bool:
+        try:
+            await self._in_thread(self._database.migrate)
+        except DatabaseAway:
+            return False
+        self._is_open = True
+        await self._conductor.start()
+        log.info("database_opened")
+        return True
+
+    async def _in_thread(self, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._storing, call)
 
 
 def now_s() -> int:

@@ -7,6 +7,7 @@ PipelineError
 ├── RequestExists         the id was used before                     → choose another id
 ├── UnknownSettings       POINTSMAN_* names that no setting owns     → correct the name
 ├── SettingsInvalid       values that make no sense                  → correct the value
+├── DatabaseUnusable      no database of the kind that its URL names → correct the URL, or install its driver
 ├── StoreLossy            Redis may evict what it was given          → maxmemory-policy noeviction
 └── EngineRequired        an engine task ran on an ordinary pool     → start workers with `pointsman worker`
 """
@@ -81,6 +82,17 @@ class StoreLossy(PipelineError):
             f"Redis has maxmemory-policy {self.policy} and may drop requests; "
             "set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration)"
         )
+
+
+class DatabaseUnusable(PipelineError):
+    """Nobody can open a database of this kind; its URL, which may hold a password, is not shown."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"POINTSMAN_DATABASE_URL: {self.reason}"
 
 
 class RequestUnknown(PipelineError):

@@ -12,14 +12,16 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import event
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pipeline.batch.refusals import DatabaseAway
+from pipeline.errors import DatabaseUnusable
 
 log = structlog.get_logger(__name__)
 
 BUSY_LIMIT_S = 30.0
+_CONNECT_LIMIT_S = 10  # a whole number, for libpq
 _IS_READER = "pointsman_is_reader"
 _MIGRATION_LOCK = 7_404_107
 
@@ -28,17 +30,25 @@ class Database:
     """Short transactions from any thread. All methods raise `DatabaseAway` when nobody answers."""
 
     def __init__(self, url: str) -> None:
-        """`url` as SQLAlchemy reads it, e.g. `sqlite:////data/batch.sqlite`, `postgresql+psycopg://...`."""
-        parsed = sa.make_url(url)
+        """`url` as SQLAlchemy reads it, e.g. `sqlite:////data/batch.sqlite`, `postgresql+psycopg://...`.
+
+        Raises:
+            DatabaseUnusable: it is no such URL, or its driver is not installed.
+            OSError: a folder for SQLite cannot be made.
+        """
+        parsed = _parsed(url)
         self._is_sqlite = parsed.get_backend_name() == "sqlite"
         if self._is_sqlite and parsed.database:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        arguments = {"timeout": BUSY_LIMIT_S, "check_same_thread": False}
-        self._engine = sa.create_engine(
-            parsed,
-            connect_args=arguments if self._is_sqlite else {},
-            pool_pre_ping=not self._is_sqlite,
-        )
+        try:
+            self._engine = sa.create_engine(
+                parsed,
+                connect_args=_connect_arguments(parsed),
+                pool_pre_ping=not self._is_sqlite,
+            )
+        except ImportError as error:
+            reason = f"the driver of {parsed.drivername} is not installed ({error})"
+            raise DatabaseUnusable(reason) from error
         if self._is_sqlite:
             event.listen(self._engine, "connect", _tune)
             event.listen(self._engine, "begin", _begin)
@@ -69,6 +79,27 @@ class Database:
     def close(self) -> None:
         """Let the connections go."""
         self._engine.dispose()
+
+
+def _parsed(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError) as error:  # its words may show the URL
+        reason = "it is no URL, as sqlite:////data/batch.sqlite or postgresql+psycopg://host/name"
+        raise DatabaseUnusable(reason) from error
+    try:
+        parsed.get_dialect()
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise DatabaseUnusable(f"{parsed.drivername} is no database that is known") from error
+    return parsed
+
+
+def _connect_arguments(url: sa.URL) -> dict[str, object]:
+    kind = url.get_backend_name()
+    if kind == "sqlite":
+        return {"timeout": BUSY_LIMIT_S, "check_same_thread": False}
+    is_told = kind != "postgresql" or "connect_timeout" in url.query
+    return {} if is_told else {"connect_timeout": _CONNECT_LIMIT_S}
 
 
 @contextmanager

@@ -43,3 +43,14 @@ def test_a_certificate_without_its_key_is_refused() -> None:
     done = run("-m gateway", POINTSMAN_GATEWAY_TLS_CERT_FILE="chain.pem")
     assert done.returncode == 2
     assert "tls_key_file" in done.stderr
+
+
+def test_a_database_of_no_known_kind_is_refused_in_one_line() -> None:
+    done = run(
+        "-m gateway", POINTSMAN_DATABASE_URL="nonsense://u:secret@host/x", POINTSMAN_ENGINE="digest"
+    )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("gateway: ")]
+    assert line == "gateway: POINTSMAN_DATABASE_URL: nonsense is no database that is known"
+    assert "secret" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from pipeline.batch import database as database_module
 from pipeline.batch.database import Database
 from pipeline.batch.refusals import DatabaseAway
 from pipeline.batch.tables import FILES, METADATA
+from pipeline.errors import DatabaseUnusable
 
 
 def test_the_migrations_make_the_tables_that_the_code_uses(shelf: Any) -> None:
@@ -78,3 +82,32 @@ def test_a_database_that_cannot_be_opened_is_said_to_be_away(tmp_path: Path) -> 
     database = Database(f"sqlite:///{tmp_path / 'x.sqlite'}")
     with pytest.raises(DatabaseAway):
         database.migrate()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("no url: secret", "it is no URL"),
+        ("postgresql://u:secret@host:port/name", "it is no URL"),
+        ("nonsense://u:secret@host/name", "nonsense is no database that is known"),
+        ("postgresql+nonsense://u:secret@host/name", r"postgresql\+nonsense is no database"),
+        ("mysql+mysqldb://u:secret@host/name", r"driver of mysql\+mysqldb is not installed"),
+    ],
+)
+def test_a_url_that_nobody_can_open_is_refused_without_its_password(url: str, reason: str) -> None:
+    with pytest.raises(DatabaseUnusable, match=reason) as caught:
+        Database(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_takes_the_connection_and_says_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(database_module, "_CONNECT_LIMIT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = Database(f"postgresql+psycopg://u:p@127.0.0.1:{server.getsockname()[1]}/x")
+        began_s = time.monotonic()
+        with pytest.raises(DatabaseAway):
+            silent.migrate()
+        assert time.monotonic() - began_s < 8
+        silent.close()
