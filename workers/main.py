@@ -199,9 +199,10 @@ class Worker:
         install_safe_qos()
         app = make_app(self._shared.redis_url)
         app.conf.broker_transport_options = transport_options(self.worker_id)
+        engine = self._model.engine_settings
         celery_worker = app.Worker(
             hostname=self.hostname,
-            pool_cls=EnginePool.bound_to(self._desk, self._drain, self._model.engine_settings),
+            pool_cls=EnginePool.bound_to(self._desk, self._drain, engine),
             concurrency=self._max_unadmitted,
             queues=list(self._queues),
             loglevel=self._shared.log_level.upper(),
@@ -217,6 +218,7 @@ class Worker:
                 worker=self.worker_id,
                 role=str(self._settings.role),
                 queues=list(self._queues),
+                pool_tokens=engine.num_blocks * engine.block_tokens,
             )
 
         signals.worker_ready.connect(announce, weak=False)

@@ -18,11 +18,25 @@ Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A GPU's memory in bytes when the weights are in it: all of it, what we hold, what nobody holds."""
+
+    total: int
+    own: int
+    free: int
+
+    def within(self, share: float) -> int:
+        """Bytes we may still take, for ours to be that share of all; no more than there are."""
+        return max(0, min(int(share * self.total) - self.own, self.free))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What the rest of the worker must know of a model.
 
     `fingerprint` is a sha256 over everything that changes the KV bytes of a token sequence: weights,
-    tokenizer, config, KV dtype. It enters the root of every block key.
+    tokenizer, config, KV dtype. It enters the root of every block key. `memory`: None where the pool
+    lies in the host's.
     """
 
     layout: BlockLayout
@@ -30,6 +44,7 @@ class ModelSpec:
     context_tokens: int
     eos_token_ids: frozenset[int]
     fingerprint: bytes
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

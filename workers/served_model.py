@@ -38,7 +38,7 @@ class ServedModel:
         self._grammars = GrammarBook(self._vocabulary)
         self.layout = self._runner.spec.layout
         self.max_context = self._vocabulary.max_context
-        self.engine_settings = settings.engine_settings(self.layout)
+        self.engine_settings = settings.engine_settings(self.layout, self._runner.spec.memory)
         # Workers of the same namespace can use each other's blocks.
         self.namespace = self.key_root("").hex()
         program = f"{self.namespace} {settings.device} {_version()}"

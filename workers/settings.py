@@ -13,8 +13,9 @@ from pipeline.scheduling.fleet import Role
 from pipeline.scheduling.transfer_cost import LoadPolicy
 from tiering.block_layout import BlockLayout
 from tiering.stores.block_store import padded
+from workers.model import DeviceMemory
 
-DEFAULT_HBM_BYTES = 256 * 2**20
+HOST_POOL_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,16 @@ class WorkerSettings(BaseSettings):
 
     name: str = Field(default="", description="unique on the node; empty: from role and process")
     role: Role = Field(default=Role.BOTH, description="computes prompts, answers, or both")
-    hbm_bytes: int = Field(
-        default=DEFAULT_HBM_BYTES,
+    hbm_bytes: int | None = Field(
+        default=None,
         ge=2**16,
-        description="of the KV pool: device memory, on a CPU host memory",
+        description="of the KV pool; empty: what `hbm_share` allows on a GPU, 256 MiB on a CPU",
+    )
+    hbm_share: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="of a GPU's memory, for weights and KV pool; `serve` shares 0.9 among its workers",
     )
     num_blocks: int | None = Field(default=None, ge=2, description="instead of `hbm_bytes`")
     block_tokens: int = Field(
@@ -125,16 +132,20 @@ class WorkerSettings(BaseSettings):
     kvd: bool = Field(default=True, description="use the cache daemon at POINTSMAN_KVD_SOCKET")
     kvd_socket: Path | None = Field(default=None, validation_alias="POINTSMAN_KVD_SOCKET")
 
-    def engine_settings(self, layout: BlockLayout) -> EngineSettings:
-        """The engine's share, with the pool sized for blocks of this layout.
+    def engine_settings(
+        self, layout: BlockLayout, memory: DeviceMemory | None = None
+    ) -> EngineSettings:
+        """The engine's share, with the pool sized for blocks of this layout in a GPU's memory, or the host's.
 
         Raises:
-            ValueError: `hbm_bytes` holds less than two blocks.
+            ValueError: there is room for less than two blocks.
         """
-        num_blocks = self.num_blocks or self.hbm_bytes // padded(layout.block_bytes)
+        num_bytes = self.hbm_bytes or (memory.within(self.hbm_share) if memory else HOST_POOL_BYTES)
+        num_blocks = self.num_blocks or num_bytes // padded(layout.block_bytes)
         if num_blocks < 2:  # noqa: PLR2004
             raise ValueError(
-                f"hbm_bytes={self.hbm_bytes} holds {num_blocks} blocks of {layout.block_bytes} bytes"
+                f"a KV pool of {num_bytes} bytes holds {num_blocks} blocks of {layout.block_bytes} bytes:"
+                " raise hbm_bytes, or hbm_share on a GPU"
             )
         return EngineSettings(
             num_blocks=num_blocks,

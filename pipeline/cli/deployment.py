@@ -26,6 +26,8 @@ from pipeline.settings import PREFIX
 GATEWAY_RANK, WORKER_RANK, KVD_RANK, FLOWER_RANK, REDIS_RANK = range(5)
 # A part that keeps its own drain limit gets this much to close up before it is killed.
 DRAIN_MARGIN_S = 5.0
+# Workers of one machine share a GPU unless they are told otherwise.
+_SHARE, _GPU_SHARE = "POINTSMAN_WORKER_HBM_SHARE", 0.9
 # Read by the batch client; no server process owns it.
 CLIENT_ONLY_NAMES = ("POINTSMAN_API_KEY",)
 # Read as options of `serve`, so that the parts get what was meant, if in other words.
@@ -89,7 +91,7 @@ class Deployment:
     def workers_of(self, plan: ModelPlan) -> list[Part]:
         """A model's workers; each gets its share of the cores, set before any library starts threads.
 
-        Shared among those of as many models as can be resident at once.
+        Shared among those of as many models as can be resident at once; so is a GPU's memory.
         """
         return [
             self._worker(plan, role, index)
@@ -112,6 +114,7 @@ class Deployment:
             "MKL_NUM_THREADS": num_threads,
             # Idle OpenMP threads that spin take the cores from the other workers.
             "OMP_WAIT_POLICY": "passive",
+            _SHARE: os.environ.get(_SHARE, f"{_GPU_SHARE / self._num_workers:.3f}"),
         }
         if plan is not self.plans[0]:
             env["POINTSMAN_MODEL_ALIASES"] = ""  # they are the first one's

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tests.gpu.machine import engine_on
+from tests.gpu.machine import DEVICE, IS_REHEARSAL, engine_on
 from tests.workers.models.tiny_models import TINY_NAMES
 from workers.kernels.cuda_graphs import Eager, StepRecorder
 from workers.model import Float32Array
@@ -38,6 +38,20 @@ def test_logits_stay_near_those_of_hugging_face_in_float32(
         logits = bench.step([lane], [count])
         difference = np.abs(logits[0] - expected[lane.num_computed - 1])
         assert difference.mean() < 0.05 * np.abs(expected).max()
+
+
+def test_the_devices_memory_is_told_so_that_the_pool_can_be_sized(tiny_model: MakeModel) -> None:
+    memory = engine_on(tiny_model("qwen3")).spec.memory
+
+    if IS_REHEARSAL:
+        assert memory is None
+        return
+    assert memory is not None
+    assert 0 < memory.own < memory.total
+    pool_bytes = memory.within(0.9)
+    assert memory.total // 4 < pool_bytes <= memory.free
+    pool = torch.zeros(pool_bytes, dtype=torch.uint8, device=DEVICE)
+    assert pool[-1].item() == 0
 
 
 def decoded(model: Path, recorder: StepRecorder | None) -> list[Float32Array]:

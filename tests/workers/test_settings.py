@@ -7,8 +7,10 @@ from pydantic import ValidationError
 
 from pipeline.scheduling.fleet import Role
 from tiering.block_layout import BlockLayout
+from workers.model import DeviceMemory
 from workers.settings import EngineSettings, WorkerSettings
 
+GIB = 2**30
 SMOL = BlockLayout(num_layers=30, block_tokens=16, num_kv_heads=3, head_dim=64, dtype="float32")
 
 
@@ -17,9 +19,28 @@ def test_the_pool_is_sized_by_bytes_unless_a_number_of_blocks_is_given() -> None
     assert WorkerSettings(num_blocks=64).engine_settings(SMOL).num_blocks == 64
 
 
+@pytest.mark.parametrize(
+    ("settings", "memory", "pool_bytes"),
+    [
+        ({}, DeviceMemory(80 * GIB, 16 * GIB, 63 * GIB), 72 * GIB - 16 * GIB),
+        ({"hbm_share": 0.45}, DeviceMemory(80 * GIB, 16 * GIB, 63 * GIB), 36 * GIB - 16 * GIB),
+        ({"hbm_share": 0.45}, DeviceMemory(80 * GIB, 16 * GIB, 7 * GIB), 7 * GIB),  # a neighbour
+        ({"hbm_bytes": GIB}, DeviceMemory(80 * GIB, 16 * GIB, 63 * GIB), GIB),
+    ],
+)
+def test_on_a_gpu_the_pool_has_what_its_share_leaves_beside_the_weights(
+    settings: dict[str, float], memory: DeviceMemory, pool_bytes: int
+) -> None:
+    engine = WorkerSettings.model_validate(settings).engine_settings(SMOL, memory)
+    assert engine.num_blocks == pool_bytes // SMOL.block_bytes
+
+
 def test_a_pool_that_holds_no_block_is_refused_with_the_figures() -> None:
-    with pytest.raises(ValueError, match=r"hbm_bytes=65536 holds 0 blocks of 737280 bytes"):
+    with pytest.raises(ValueError, match=r"pool of 65536 bytes holds 0 blocks of 737280 bytes"):
         WorkerSettings(hbm_bytes=2**16).engine_settings(SMOL)
+    full = DeviceMemory(total=16 * GIB, own=15 * GIB, free=GIB)
+    with pytest.raises(ValueError, match=r"pool of 0 bytes holds 0 blocks.*raise.*hbm_share"):
+        WorkerSettings().engine_settings(SMOL, full)
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

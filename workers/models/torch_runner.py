@@ -17,7 +17,7 @@ from workers.kernels.decode_buckets import BUCKETS
 from workers.kernels.device_pool import DevicePool
 from workers.kernels.operators import Operators, PagedAttention, StepPlan
 from workers.kernels.step_plan import plan_step
-from workers.model import Float32Array, ModelSpec, StepBatch
+from workers.model import DeviceMemory, Float32Array, ModelSpec, StepBatch
 from workers.models.errors import ModelRefused, PoolNotBound, TokenNotKnown
 from workers.models.families import read_config
 from workers.models.model_facts import ModelFacts
@@ -88,6 +88,13 @@ def _open_modules(
     return _Opened(ModulesDecoder(opened, own), opened.facts, own, suffix)
 
 
+def _memory_of(device: torch.device) -> DeviceMemory | None:
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, torch.cuda.memory_reserved(device), free)
+
+
 class TorchRunner:
     """Runs a Hugging Face directory of a decoder-only model. Threads are the process's own setting."""
 
@@ -125,6 +132,7 @@ class TorchRunner:
             eos_token_ids=facts.eos_token_ids,
             # Another form rounds otherwise: its blocks are good, but not the same bytes.
             fingerprint=fingerprint(model, f"{kv_dtype} {own_operators.name}{opened.suffix}"),
+            memory=_memory_of(own_operators.device),
         )
         self.operators = own_operators
         self._dtype = own_operators.dtype

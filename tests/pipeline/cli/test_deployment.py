@@ -68,6 +68,19 @@ def test_cores_are_shared_among_the_models_that_can_be_resident_at_once(
     assert part.env["POINTSMAN_WORKER_THREADS"] == "4"
 
 
+def test_a_gpu_is_shared_by_all_workers_unless_it_is_said_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = deployment(PLANS[0]).workers_of(PLANS[0])
+    shares = [float(part.env["POINTSMAN_WORKER_HBM_SHARE"]) for part in parts]
+    assert len(shares) == 3
+    assert sum(shares) == pytest.approx(0.9)
+    monkeypatch.setenv("POINTSMAN_WORKER_HBM_SHARE", "0.7")
+    told = deployment(PLANS[0])
+    assert {p.env["POINTSMAN_WORKER_HBM_SHARE"] for p in told.workers_of(PLANS[0])} == {"0.7"}
+    assert told.passed_over() == []
+
+
 def test_the_gateway_knows_all_models_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POINTSMAN_GATEWAY_MODELS", "c=/models/c")
     env = deployment(*PLANS).gateway().env
