@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import structlog
 from fastapi import FastAPI
 
-from gateway.auth import KeyRing
 from gateway.batch_desk import BatchDesk
 from gateway.body import BodyReader
 from gateway.drain import Drain
 from gateway.edge import Edge
 from gateway.http_errors import install_error_handlers
+from gateway.keys_file import KeysFile
 from gateway.metrics import GatewayMetrics
 from gateway.rate_limits import RateLimiter
 from gateway.routes.batches import batch_routes
@@ -61,7 +61,7 @@ def make_services(gateway: GatewaySettings, pipeline: PipelineSettings) -> Servi
         settings=gateway,
         client=client,
         models=make_catalog(gateway, pipeline, client),
-        keys=KeyRing.load(gateway.keys_file),
+        keys_file=KeysFile(gateway.keys_file),
         rates=RateLimiter(pipeline.redis_url),
         bodies=BodyReader(
             gateway.max_body_bytes, gateway.max_pending_body_bytes, gateway.read_timeout_s

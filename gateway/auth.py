@@ -79,7 +79,7 @@ class KeyRing:
         if path is None:
             return cls()
         keys: list[ApiKey] = []
-        for line_number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        for line_number, line in enumerate(_lines_of(path), start=1):
             fields = line.split()
             if not fields or fields[0].startswith("#"):
                 continue
@@ -92,6 +92,11 @@ class KeyRing:
                 raise KeysFileBroken(path, line_number)
             keys.append(ApiKey(fields[0], digest, limits, rights))
         return cls(keys)
+
+    @property
+    def num_keys(self) -> int:
+        """0 also without a file."""
+        return len(self._keys or ())
 
     @property
     def is_open(self) -> bool:
@@ -115,6 +120,13 @@ class KeyRing:
         if found is None or scheme.lower() != "bearer":
             raise KeyRefused
         return found
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise KeysFileBroken(path, error.object[: error.start].count(b"\n") + 1) from error
 
 
 def _terms(fields: list[str]) -> tuple[KeyLimits, KeyRights]:

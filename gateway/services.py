@@ -15,6 +15,7 @@ from gateway.body import BodyReader
 from gateway.drain import Drain
 from gateway.http_errors import RightMissing
 from gateway.key_rights import Right
+from gateway.keys_file import KeysFile
 from gateway.metrics import GatewayMetrics
 from gateway.rate_limits import RATE_HEADERS, RateLimiter, RateStanding
 from gateway.settings import GatewaySettings
@@ -36,13 +37,18 @@ class Services:
     settings: GatewaySettings
     client: PipelineClient
     models: ModelCatalog
-    keys: KeyRing
+    keys_file: KeysFile
     rates: RateLimiter
     bodies: BodyReader
     metrics: GatewayMetrics
     drain: Drain
     encoding: ThreadPoolExecutor
     started_s: int
+
+    @property
+    def keys(self) -> KeyRing:
+        """Who may call now."""
+        return self.keys_file.ring
 
     def caller(self, request: Request) -> Caller:
         """Whose request this is. Raises `KeyRefused`."""

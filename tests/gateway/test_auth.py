@@ -71,6 +71,13 @@ def test_a_malformed_line_of_the_keys_file_is_named(tmp_path: Path, line: str) -
     assert "sk-plain-key" not in str(caught.value)
 
 
+def test_a_keys_file_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"# comment\n\xff\xfe")
+    with pytest.raises(KeysFileBroken, match="line 2"):
+        KeyRing.load(path)
+
+
 def test_a_key_may_have_limits_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     digest = hashlib.sha256(b"sk-one").hexdigest()
