@@ -18,9 +18,9 @@ _STEPS_BETWEEN_QUIET = 64
 class ChunkSizer:
     """Keeps steps with a chunk below `max_slowdown` times what the decode rows take alone.
 
-    Where more prompts wait than rows decode, rows and prompts share the time by their numbers
-    instead: one stream at its full pace would keep all others from their first token. Pure: it is
-    told times. max_slowdown 0: no limit.
+    Within that rows and prompts share the time by their numbers, and beyond it where more prompts wait
+    than rows decode: one stream at its full pace would keep all others from their first token. Pure:
+    it is told times. max_slowdown 0: no limit.
     """
 
     def __init__(self, max_slowdown: float, max_tokens: int) -> None:
@@ -35,8 +35,8 @@ class ChunkSizer:
     def limit(self, num_decode: int, num_prompts: int) -> int:
         """Most prompt tokens of the next step, beside so many decode rows; 0: look at them alone.
 
-        num_prompts: those that could take part. Alone the rows run once for each size of
-        batch and now and then after that, for without it nothing is known to compare with.
+        num_prompts: those that take part, or would if there were room. Alone the rows run once for each
+        size of batch and now and then after that, for without it nothing is known to compare with.
         """
         if not self._max_slowdown or not num_decode:
             return self._max_tokens
@@ -44,8 +44,12 @@ class ChunkSizer:
         if quiet_s is None or self._num_since_quiet >= _STEPS_BETWEEN_QUIET:
             return 0
         if self._tokens_per_s is None:
-            self._tokens_per_s = _LEAST_TOKENS / self._allowed_s(quiet_s, self._max_slowdown)
-        slowdown = max(self._max_slowdown, 1 + num_prompts / num_decode)
+            allowed_s = self._allowed_s(quiet_s, _AIM * self._max_slowdown)
+            self._tokens_per_s = _LEAST_TOKENS / allowed_s
+        shared = 1 + num_prompts / num_decode
+        if num_prompts <= num_decode:
+            shared = min(shared, self._max_slowdown)
+        slowdown = max(_AIM * self._max_slowdown, shared)
         wanted = self._allowed_s(quiet_s, slowdown) * self._tokens_per_s
         self._num_asked = int(min(max(wanted, _LEAST_TOKENS), self._max_tokens))
         return self._num_asked
@@ -53,7 +57,7 @@ class ChunkSizer:
     @staticmethod
     def _allowed_s(quiet_s: float, slowdown: float) -> float:
         """What a chunk may add to a step; something, or no prompt would go on."""
-        return max(_AIM * slowdown * quiet_s, _UNNOTICED_S, 1.05 * quiet_s) - quiet_s
+        return max(slowdown * quiet_s, _UNNOTICED_S, 1.05 * quiet_s) - quiet_s
 
     def learn(self, num_prefill: int, num_decode: int, step_s: float) -> None:
         """A step of so many tokens of both kinds took so long."""

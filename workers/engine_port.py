@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.protocol.failure import Ending
+from pipeline.protocol.request import Priority
 from workers.kv_jobs import LoadJob, PrefetchJob, StoreJob
 from workers.sequence import Sequence, StepOutput
 
@@ -62,4 +64,11 @@ class ForgetCached:
     done: threading.Event
 
 
-Command = Submit | Cancel | ForgetCached | LoadJob | StoreJob | PrefetchJob
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """So many prompts will come when there is room for them, by priority."""
+
+    waiting: Mapping[Priority, int]
+
+
+Command = Submit | Cancel | Expect | ForgetCached | LoadJob | StoreJob | PrefetchJob

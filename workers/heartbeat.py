@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.errors import StoreUnavailable
 from pipeline.ledger.drain_orders import DrainOrder
 from pipeline.ledger.keys import control_channel
 from pipeline.ledger.worker_ledger import WorkerLedger
+from pipeline.protocol.request import Priority
 from pipeline.scheduling.fleet import WorkerState
 
 log = structlog.get_logger(__name__)
@@ -29,7 +30,8 @@ class Heartbeat:
     Celery's timers stand still while it drains, and a drain must not look like a death. `is_well`
     False means that the engine is gone: the lease is left to run out, so that others take over.
     `on_drain` gets an ordered drain, with each beat until the worker leaves; `on_owned` how many requests
-    the ledger takes to be ours, and may raise `StoreUnavailable`.
+    the ledger takes to be ours, and may raise `StoreUnavailable`; `on_waiting` our share of the prompts that
+    wait, when it is another.
     """
 
     worker: str
@@ -41,6 +43,8 @@ class Heartbeat:
     on_cancelled: Callable[[str], None]
     on_drain: Callable[[DrainOrder], None]
     on_owned: Callable[[int], None]
+    on_waiting: Callable[[Mapping[Priority, int]], None]
+    _waiting: Mapping[Priority, int] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -52,6 +56,9 @@ class Heartbeat:
             self.on_cancelled(request_id)
         if told.drain is not None:
             self.on_drain(told.drain)
+        if told.waiting != self._waiting:
+            self._waiting = told.waiting
+            self.on_waiting(told.waiting)
         self.on_owned(told.num_owned)
 
     def start(self) -> None:

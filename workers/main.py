@@ -102,6 +102,7 @@ class Worker:
             self._engine.cancel,
             self._on_drain,
             self._desk.compare,
+            self._engine.expect,
         )
         self._control = ControlListener(
             self.worker_id, connect(shared.redis_url), self._engine.cancel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.protocol.request import Priority
@@ -60,6 +61,7 @@ class Scheduler:
         self._sizer = ChunkSizer(settings.max_decode_slowdown, settings.max_batch_tokens)
         self._num_loading = 0
         self._turn = 0
+        self._expected: dict[Priority, int] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -95,7 +97,13 @@ class Scheduler:
     def add(self, run: SequenceRun) -> None:
         """Let the run wait for admission."""
         run.sequence.phase = SequencePhase.WAITING
+        priority = run.sequence.priority
+        self._expected[priority] = max(0, self._expected.get(priority, 0) - 1)
         insort(self._waiting, run, key=lambda waiting: waiting.rank)
+
+    def expect(self, waiting: Mapping[Priority, int]) -> None:
+        """So many prompts wait outside: each that comes is one less, until the next word of them."""
+        self._expected = dict(waiting)
 
     def admit(self, *, is_draining: bool = False) -> list[SequenceRun]:
         """Give blocks to waiting runs in order, as far as they and the limits reach.
@@ -191,14 +199,17 @@ class Scheduler:
             plan.chunks = [chunk for chunk in plan.chunks if chunk.run not in plan.preempted]
         return plan
 
-    @staticmethod
-    def _num_urgent(prefilling: list[SequenceRun], decoding: list[SequenceRun]) -> int:
-        """Admitted prompts, but none that is less urgent than some stream.
+    def _num_urgent(self, prefilling: list[SequenceRun], decoding: list[SequenceRun]) -> int:
+        """Prompts here, and those outside that have a place here, but none less urgent than some stream.
 
-        Who is not admitted waits for a place that only streams can leave: slowing these helps nobody.
+        The others wait for a place that only streams can leave: slowing these helps nobody.
         """
         most_urgent = min((run.sequence.priority for run in decoding), default=Priority.BATCH)
-        return sum(run.sequence.priority <= most_urgent for run in prefilling)
+        num_here = sum(run.sequence.priority <= most_urgent for run in prefilling)
+        num_taken = len(self._running) + self._num_loading + len(self._waiting)
+        num_free = max(0, self._settings.max_batch_sequences - num_taken)
+        expected = (count for priority, count in self._expected.items() if priority <= most_urgent)
+        return num_here + min(num_free, sum(expected))
 
     def learn_step(self, chunks: list[ScheduledChunk], step_s: float) -> None:
         """A planned step took so long: later chunks beside decode rows are sized by it."""

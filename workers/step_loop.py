@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 
 import structlog
 
 from pipeline.protocol.failure import Ending
+from pipeline.protocol.request import Priority
 from workers.batch import BatchBuilder, ScheduledChunk, advance
 from workers.block_flow import BlockFlow
 from workers.block_table import BlockPool
@@ -18,6 +20,7 @@ from workers.engine_port import (
     Command,
     EngineSink,
     EngineStopped,
+    Expect,
     ForgetCached,
     Submit,
 )
@@ -119,6 +122,10 @@ class Engine:
         """Have the tiers bring up what HBM lacks of somebody's blocks who is not here yet. Any thread."""
         self._send(job)
 
+    def expect(self, waiting: Mapping[Priority, int]) -> None:
+        """So many prompts wait outside for a worker. Any thread."""
+        self._send(Expect(waiting))
+
     def forget_cached(self) -> threading.Event:
         """Empty the HBM prefix cache before the next step; the event is set when it is done."""
         done = threading.Event()
@@ -208,6 +215,8 @@ class Engine:
                 self._book.accept(sequence, self._settings.speculation_tokens)
             case Cancel():
                 self._book.cancel(command)
+            case Expect(waiting):
+                self._scheduler.expect(waiting)
             case ForgetCached(done):
                 self._blocks.forget_cached()
                 done.set()

@@ -24,7 +24,7 @@ from pipeline.ledger.messages import QueueMessage, broker_lists, decode_messages
 from pipeline.ledger.scripts import load_script
 from pipeline.ledger.store import store_errors
 from pipeline.protocol.failure import Ending, FailureCode
-from pipeline.protocol.request import unpack_tokens
+from pipeline.protocol.request import Priority, unpack_tokens
 from pipeline.protocol.sampling import SamplingParams
 
 RETRY_PAUSE_S = 1.0
@@ -74,12 +74,16 @@ class WaitingRequest(NamedTuple):
 
 
 class BeatReply(NamedTuple):
-    """Store clock in ms, request ids to stop, the drain that was ordered, how many requests are ours."""
+    """Store clock in ms, request ids to stop, the drain that was ordered, how many requests are ours.
+
+    waiting: prompts by priority that no worker has yet, over the number of workers that may take them.
+    """
 
     now_ms: int
     cancelled: list[str]
     drain: DrainOrder | None
     num_owned: int
+    waiting: dict[Priority, int]
 
 
 class WorkerLedger:
@@ -237,11 +241,16 @@ class WorkerLedger:
 
     def beat(self, worker: str, lease_s: float, state_json: str) -> BeatReply:
         """Renew the worker's lease and state; what it is told to do."""
-        now_ms, cancelled, limit_s, comes_back, num_owned = self._run(
+        now_ms, cancelled, limit_s, comes_back, num_owned, waiting = self._run(
             "beat", worker, int(lease_s * 1000), state_json
         )
-        order = DrainOrder(float(limit_s), comes_back == b"1") if limit_s else None
-        return BeatReply(int(now_ms), [item.decode() for item in cancelled], order, int(num_owned))
+        return BeatReply(
+            int(now_ms),
+            [item.decode() for item in cancelled],
+            DrainOrder(float(limit_s), comes_back == b"1") if limit_s else None,
+            int(num_owned),
+            dict(zip(Priority, map(int, waiting), strict=False)),
+        )
 
     def owned_by(self, worker: str) -> list[str]:
         """The requests that a worker owns."""

@@ -151,25 +151,59 @@ def test_prefill_chunks_go_by_priority() -> None:
     assert sizes(desk.step()) == [("r2", 32)]
 
 
-@pytest.mark.parametrize(
-    ("priority", "least", "most"), [(Priority.NORMAL, 90, 120), (Priority.BATCH, 8, 11)]
-)
-def test_a_stream_makes_way_for_many_prompts_unless_they_are_less_urgent(
-    priority: Priority, least: int, most: int
-) -> None:
-    desk = Desk(num_blocks=600, max_batch_tokens=256, max_decode_slowdown=2)
-    desk.add(16)
-    desk.step()
-    for _ in range(8):
-        desk.add(1000, priority)
-
+def tokens_beside_a_stream(desk: Desk) -> int:
+    """Prompt tokens of a step when the sizer has learnt that a row takes 20 ms, a token 1 ms."""
     num_tokens = 0
     for _ in range(8):
         plan = desk.step()
         num_tokens = sum(chunk.num_tokens for chunk in plan.chunks) - 1
         desk.scheduler.learn_step(plan.chunks, 0.02 + 0.001 * num_tokens)
+    return num_tokens
 
-    assert least <= num_tokens <= most
+
+def sized_desk(max_batch_sequences: int = 64) -> Desk:
+    """With one stream."""
+    desk = Desk(
+        num_blocks=600,
+        max_batch_tokens=256,
+        max_decode_slowdown=2,
+        max_batch_sequences=max_batch_sequences,
+    )
+    desk.add(16)
+    desk.step()
+    return desk
+
+
+@pytest.mark.parametrize(
+    ("priority", "least", "most"), [(Priority.NORMAL, 150, 165), (Priority.BATCH, 8, 11)]
+)
+def test_a_stream_makes_way_for_many_prompts_unless_they_are_less_urgent(
+    priority: Priority, least: int, most: int
+) -> None:
+    desk = sized_desk()
+    for _ in range(8):
+        desk.add(1000, priority)
+
+    assert least <= tokens_beside_a_stream(desk) <= most
+
+
+@pytest.mark.parametrize(
+    ("waiting", "num_places", "least", "most"),
+    [
+        ({Priority.NORMAL: 7}, 64, 150, 165),  # 8 prompts and a row: 160 ms beside 20
+        ({Priority.HIGH: 3, Priority.NORMAL: 4, Priority.BATCH: 90}, 64, 150, 165),
+        ({Priority.BATCH: 90}, 64, 18, 21),
+        ({Priority.NORMAL: 90}, 4, 57, 63),  # two places are free: 3 prompts and a row
+    ],
+)
+def test_a_stream_makes_way_for_prompts_outside_that_have_a_place(
+    waiting: dict[Priority, int], num_places: int, least: int, most: int
+) -> None:
+    desk = sized_desk(num_places)
+    desk.scheduler.expect(waiting | {Priority.NORMAL: waiting.get(Priority.NORMAL, 0) + 1})
+    desk.add(4000)  # the one that comes is expected no more
+
+    assert least <= tokens_beside_a_stream(desk) <= most
 
 
 def test_no_more_sequences_hold_blocks_than_allowed() -> None:

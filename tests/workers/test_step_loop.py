@@ -48,6 +48,18 @@ def test_a_batch_of_mixed_lengths_equals_the_lone_runs(
     engine.wait_at_rest()
 
 
+def test_a_prompt_that_comes_is_expected_no_more(
+    engines: Any, sequence: MakeSequence, prompts: MakePrompt
+) -> None:
+    engine = engines.start()
+    engine.engine.expect({Priority.NORMAL: 5, Priority.BATCH: 2})
+
+    engine.run(sequence("r1", prompts(random.Random(1), 20), 3))
+
+    expected = engine.engine._scheduler._expected
+    assert expected == {Priority.NORMAL: 4, Priority.BATCH: 2}
+
+
 def test_each_step_tells_of_all_its_tokens_in_one_call(
     engines: Any, sequence: MakeSequence, prompts: MakePrompt
 ) -> None:

@@ -263,3 +263,24 @@ async def test_who_goes_next_is_told_in_the_order_in_which_they_go(line: Line) -
     assert line.ledger.next_in_line(["decode.a"], 9) == []
     line.client.hset("request:a3", "sampling", '{"of": "another build"}')
     assert told(9) == ["a2", "b1", "a4"]
+
+
+async def test_a_beat_tells_a_workers_share_of_the_prompts_that_wait(line: Line) -> None:
+    nobody = dict.fromkeys(Priority, 0)
+    state = {"queues": [QUEUE, "decode.m.a"], "capacity": 2, "role": "both"}
+    assert line.ledger.beat("w1", 60.0, json.dumps(state)).waiting == nobody
+    for number in range(7):
+        await line.submit(f"r{number}")
+    for number in range(3):
+        await line.submit(f"b{number}", priority=Priority.BATCH)
+    assert 0 < len(line.sent) < 7, "some are released, some held"
+
+    alone = line.ledger.beat("w1", 60.0, json.dumps(state)).waiting
+    line.start("r0")
+    others = {"queues": [QUEUE], "capacity": 2, "role": "prefill"}
+    shared = line.ledger.beat("w2", 60.0, json.dumps(others)).waiting
+    decoder = {"queues": ["decode.m.b"], "capacity": 2, "role": "decode"}
+
+    assert alone == nobody | {Priority.NORMAL: 7, Priority.BATCH: 3}
+    assert shared == nobody | {Priority.NORMAL: 3, Priority.BATCH: 2}
+    assert line.ledger.beat("w3", 60.0, json.dumps(decoder)).waiting == {}
