@@ -6,33 +6,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pipeline.protocol.failure import Ending, FailureCode, FinishReason
+from pipeline.protocol.failure import Ending, FailureCode
+from tests.workers.tiered import BLOCK, LENGTH, MakePrompt, MakeSequence, handed_over
 from workers.sequence import Sequence
 
 POOL_BLOCKS = 8
-BLOCK = 16
 LIMIT_S = 30.0
-LENGTH = Ending(reason=FinishReason.LENGTH)
-MakeSequence = Callable[..., Sequence]
-MakePrompt = Callable[[random.Random, int], list[int]]
-
-
-def handed_over(sequence: MakeSequence, done: Sequence, max_tokens: int, **fields: Any) -> Sequence:
-    prompt, logged = done.tokens[: done.num_prompt_tokens], done.tokens[done.num_prompt_tokens :]
-    return sequence(
-        done.request_id,
-        prompt,
-        max_tokens,
-        logged=logged,
-        attempt=done.attempt + 1,
-        tail_key=done.tail_key,
-        **fields,
-    )
 
 
 @pytest.mark.parametrize(

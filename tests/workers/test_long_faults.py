@@ -14,19 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.protocol.failure import Ending, FailureCode, FinishReason
+from pipeline.protocol.failure import Ending, FailureCode
+from tests.workers.tiered import BLOCK, LENGTH, MakePrompt, MakeSequence
 from tiering.kvd.client import KvdClient
 from workers.kv_jobs import PrefetchJob
 from workers.model import Float32Array, StepBatch
 from workers.models.digest import DigestRunner
-from workers.sequence import Sequence
 
 POOL_BLOCKS = 8
-BLOCK = 16
 LIMIT_S = 30.0
-LENGTH = Ending(reason=FinishReason.LENGTH)
-MakeSequence = Callable[..., Sequence]
-MakePrompt = Callable[[random.Random, int], list[int]]
 
 
 def test_a_long_context_whose_daemon_does_not_come_back_ends_with_an_error(
