@@ -12,8 +12,9 @@ local function waiting_prompts(queue)
     sum = sum + waiting[rank]
   end
   if sum == 0 then return waiting end
-  for _, packed in ipairs(redis.call('HVALS', 'slots')) do
-    if string.find(cmsgpack.unpack(packed)[1], ' ' .. queue .. ' ', 1, true) then workers = workers + 1 end
+  local slots = redis.call('HGETALL', 'slots')
+  for i = 2, #slots, 2 do
+    if string.find(cmsgpack.unpack(slots[i])[1], ' ' .. queue .. ' ', 1, true) then workers = workers + 1 end
   end
   for rank, number in ipairs(waiting) do waiting[rank] = math.ceil(number / math.max(1, workers)) end
   return waiting
