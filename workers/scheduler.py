@@ -202,12 +202,13 @@ class Scheduler:
     def _num_urgent(self, prefilling: list[SequenceRun], decoding: list[SequenceRun]) -> int:
         """Prompts here, and those outside that have a place here, but none less urgent than some stream.
 
-        The others wait for a place that only streams can leave: slowing these helps nobody.
+        The others wait for what only streams can leave: slowing these helps nobody.
         """
         most_urgent = min((run.sequence.priority for run in decoding), default=Priority.BATCH)
         num_here = sum(run.sequence.priority <= most_urgent for run in prefilling)
-        num_taken = len(self._running) + self._num_loading + len(self._waiting)
-        num_free = max(0, self._settings.max_batch_sequences - num_taken)
+        if self._waiting:  # for blocks or a place: so would those outside
+            return num_here
+        num_free = self._settings.max_batch_sequences - len(self._running) - self._num_loading
         expected = (count for priority, count in self._expected.items() if priority <= most_urgent)
         return num_here + min(num_free, sum(expected))
 

@@ -206,6 +206,16 @@ def test_a_stream_makes_way_for_prompts_outside_that_have_a_place(
     assert least <= tokens_beside_a_stream(desk) <= most
 
 
+def test_a_stream_does_not_make_way_for_prompts_that_would_wait_for_blocks() -> None:
+    desk = sized_desk()
+    desk.add(4000)
+    desk.scheduler.expect({Priority.NORMAL: 90})
+    desk.add(9000)  # more than the first two leave of the pool
+
+    assert 18 <= tokens_beside_a_stream(desk) <= 21
+    assert desk.scheduler.num_waiting == 1
+
+
 def test_no_more_sequences_hold_blocks_than_allowed() -> None:
     desk = Desk(max_batch_sequences=3)
     for _ in range(5):
