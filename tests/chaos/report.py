@@ -71,17 +71,23 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
     path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
 
 
-def write_table(path: Path, outcomes: Sequence[Outcome], command: str, took_s: float) -> None:
-    """Put the table between the two marks of a Markdown page.
+def around_table(path: Path) -> tuple[str, str]:
+    """What stands before the table of a page, and behind it.
 
     Raises:
-        ValueError: the page has no such marks.
+        ValueError: the page has no marks that the table goes between.
+        OSError: there is no such page.
     """
-    page = path.read_text()
-    before, _, rest = page.partition(BEGIN)
+    before, _, rest = path.read_text().partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
         raise ValueError(f"{path} lacks the marks that the table goes between")
+    return before, after
+
+
+def write_table(path: Path, outcomes: Sequence[Outcome], command: str, took_s: float) -> None:
+    """Put the table between the two marks of a Markdown page. Raises as `around_table`."""
+    before, after = around_table(path)
     path.write_text(f"{before}{BEGIN}\n\n{_text(outcomes, command, took_s)}\n{END}{after}")
 
 

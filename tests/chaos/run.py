@@ -28,7 +28,14 @@ from tests.chaos.batch_load import BatchLoad, lines, upload
 from tests.chaos.causes import SECOND_GATEWAY, WORKERS, revive, start_flower
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.load import MAX_TOKENS, Reader, prompt, start_readers
-from tests.chaos.report import Outcome, show, show_head, write_json, write_table
+from tests.chaos.report import (
+    Outcome,
+    around_table,
+    show,
+    show_head,
+    write_json,
+    write_table,
+)
 from tests.chaos.watch import RETENTION_S, Watch
 from tests.flow.rig import Rig
 from tests.flow.talk import client, text_of
@@ -189,7 +196,13 @@ def options() -> argparse.Namespace:
         "--rest", type=float, default=0.0, help="seconds after loads without a fault"
     )
     parser.add_argument("--seed", type=int, default=None, help="of the random faults")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.report is not None:
+        try:  # before the faults, not after them
+            around_table(chosen.report)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+    return chosen
 
 
 def main() -> int:
