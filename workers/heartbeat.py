@@ -31,7 +31,7 @@ class Heartbeat:
     False means that the engine is gone: the lease is left to run out, so that others take over.
     `on_drain` gets an ordered drain, with each beat until the worker leaves; `on_owned` how many requests
     the ledger takes to be ours, and may raise `StoreUnavailable`; `on_waiting` our share of the prompts that
-    wait, when it is another.
+    wait, by priority: while some do, and once when none does any more.
     """
 
     worker: str
@@ -44,7 +44,7 @@ class Heartbeat:
     on_drain: Callable[[DrainOrder], None]
     on_owned: Callable[[int], None]
     on_waiting: Callable[[Mapping[Priority, int]], None]
-    _waiting: Mapping[Priority, int] = field(default_factory=dict)
+    _was_waiting: bool = False
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -56,9 +56,11 @@ class Heartbeat:
             self.on_cancelled(request_id)
         if told.drain is not None:
             self.on_drain(told.drain)
-        if told.waiting != self._waiting:
-            self._waiting = told.waiting
+        # Also the same number again: those of the last beat may have come, and others stand there.
+        is_waiting = any(told.waiting.values())
+        if is_waiting or self._was_waiting:
             self.on_waiting(told.waiting)
+        self._was_waiting = is_waiting
         self.on_owned(told.num_owned)
 
     def start(self) -> None:

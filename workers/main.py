@@ -200,10 +200,10 @@ class Worker:
         install_safe_qos()
         app = make_app(self._shared.redis_url)
         app.conf.broker_transport_options = transport_options(self.worker_id)
-        engine = self._model.engine_settings
+        engine_settings = self._model.engine_settings
         celery_worker = app.Worker(
             hostname=self.hostname,
-            pool_cls=EnginePool.bound_to(self._desk, self._drain, engine),
+            pool_cls=EnginePool.bound_to(self._desk, self._drain, engine_settings),
             concurrency=self._max_unadmitted,
             queues=list(self._queues),
             loglevel=self._shared.log_level.upper(),
@@ -219,7 +219,7 @@ class Worker:
                 worker=self.worker_id,
                 role=str(self._settings.role),
                 queues=list(self._queues),
-                pool_tokens=engine.num_blocks * engine.block_tokens,
+                pool_tokens=engine_settings.num_blocks * engine_settings.block_tokens,
             )
 
         signals.worker_ready.connect(announce, weak=False)

@@ -97,12 +97,13 @@ class Scheduler:
     def add(self, run: SequenceRun) -> None:
         """Let the run wait for admission."""
         run.sequence.phase = SequencePhase.WAITING
-        priority = run.sequence.priority
-        self._expected[priority] = max(0, self._expected.get(priority, 0) - 1)
+        if not run.was_admitted:
+            priority = run.sequence.priority
+            self._expected[priority] = max(0, self._expected.get(priority, 0) - 1)
         insort(self._waiting, run, key=lambda waiting: waiting.rank)
 
     def expect(self, waiting: Mapping[Priority, int]) -> None:
-        """So many prompts wait outside: each that comes is one less, until the next word of them."""
+        """So many prompts wait outside: each that comes is one less, until we are told again."""
         self._expected = dict(waiting)
 
     def admit(self, *, is_draining: bool = False) -> list[SequenceRun]:

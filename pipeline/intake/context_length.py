@@ -34,7 +34,7 @@ def exact_context(config: Mapping[str, Any]) -> int | None:
     if told is None:
         return None
     originals = (rope.get(_ORIGINAL, config.get(_ORIGINAL)) for rope in _long_ropes(config))
-    return min(told, *(value for value in originals if isinstance(value, int)), told)
+    return min([told, *(value for value in originals if isinstance(value, int))])
 
 
 def is_long_rope(rope: Mapping[str, Any]) -> bool:

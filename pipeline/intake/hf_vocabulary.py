@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,8 +90,10 @@ class HfVocabulary:
         self._seeing = _tokenizer(tokenizer_json, sees_special=True)
         self._plain = _tokenizer(tokenizer_json, sees_special=False)
         self._going_on = self._plain
-        if _goes_on_otherwise(described):
-            self._going_on = _tokenizer(json.dumps(described), sees_special=False)
+        behind = _pre_tokenizer_behind_controls(described)
+        if behind != described.get("pre_tokenizer"):
+            going_on = json.dumps(described | {"pre_tokenizer": behind})
+            self._going_on = _tokenizer(going_on, sees_special=False)
         self._spelling = find_spelling(described.get("decoder"), path)
         added = self._seeing.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
@@ -191,16 +194,16 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def _goes_on_otherwise(described: dict[str, Any]) -> bool:
-    """Make a tokenizer.json that of a text behind its first control token; false if it is the same.
+def _pre_tokenizer_behind_controls(described: dict[str, Any]) -> Any:
+    """That section of a tokenizer.json for a text that stands behind a control token.
 
-    SentencePiece's first word begins with a space that is not in the text.
+    Where SentencePiece puts a space before the first word of all, this one's first word has none.
     """
-    steps = list(_steps(described.get("pre_tokenizer"), "pretokenizers"))
-    first = [step for step in steps if step.get("prepend_scheme") == "first"]
-    for step in first:
-        step["prepend_scheme"] = "never"
-    return bool(first)
+    pre_tokenizer = copy.deepcopy(described.get("pre_tokenizer"))
+    for step in _steps(pre_tokenizer, "pretokenizers"):
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    return pre_tokenizer
 
 
 def find_spelling(decoder: dict[str, Any] | None, path: Path) -> TokenSpelling:

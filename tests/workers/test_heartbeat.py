@@ -63,7 +63,7 @@ def test_each_word_goes_to_whom_it_is_for() -> None:
     ]
 
 
-def test_the_line_is_told_when_it_changes() -> None:
-    some, more = {Priority.NORMAL: 2}, {Priority.NORMAL: 3}
-    beats = (reply({}), reply(some), reply(some), reply(more), reply({}))
-    assert told_by(*beats) == [some, more, {}]
+def test_prompts_that_wait_are_told_with_each_beat_and_their_end_once() -> None:
+    nobody, some = dict.fromkeys(Priority, 0), {Priority.NORMAL: 2}
+    lines = (nobody, some, some, nobody, nobody, some)
+    assert told_by(*map(reply, lines)) == [some, some, nobody, some]

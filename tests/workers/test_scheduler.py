@@ -206,6 +206,19 @@ def test_a_stream_makes_way_for_prompts_outside_that_have_a_place(
     assert least <= tokens_beside_a_stream(desk) <= most
 
 
+def test_one_that_comes_back_from_preemption_was_not_expected() -> None:
+    desk = Desk(num_blocks=4)
+    desk.scheduler.expect({Priority.NORMAL: 3})
+    desk.add(20)
+    desk.add(20)
+    for _ in range(30):
+        if desk.step().preempted:
+            break
+
+    assert desk.scheduler.num_waiting == 1
+    assert desk.scheduler._expected == {Priority.NORMAL: 1}
+
+
 def test_a_stream_does_not_make_way_for_prompts_that_would_wait_for_blocks() -> None:
     desk = sized_desk()
     desk.add(4000)

@@ -227,7 +227,7 @@ def _decoder_config(name: str, config: Config, generation: Config, family: Famil
     return DecoderConfig(
         name=name,
         vocab_size=config["vocab_size"],
-        context_tokens=exact_context(config) or config["max_position_embeddings"],
+        context_tokens=_context_tokens(config),
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],
         num_layers=config["num_hidden_layers"],
@@ -247,6 +247,11 @@ def _decoder_config(name: str, config: Config, generation: Config, family: Famil
         eos_token_ids=token_ids_of(config.get("eos_token_id"))
         | token_ids_of(generation.get("eos_token_id")),
     )
+
+
+def _context_tokens(config: Config) -> int:
+    told: int = config["max_position_embeddings"]
+    return exact_context(config) or told
 
 
 def _head_dim(config: Config) -> int:
