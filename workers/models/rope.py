@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from workers.models.families import RopeConfig
+from workers.models.rope_config import RopeConfig
 
 _PIECE_TOKENS = 1024
 
